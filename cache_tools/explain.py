@@ -32,7 +32,7 @@ def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | N
     """Return the entry alike whose inputs differ least from `wanted`, and the differences.
 
     An entry is alike if it is of the same op, device and kind of source, and if both are kernels,
-    or both plans, or both choices. Returns None where there is no other.
+    or both records of a kind. Returns None where there is no other.
     """
     folders = folders_of(wanted["op"])
     places = cache.places(lambda _, name: fnmatch.fnmatchcase(name, folders))
@@ -53,7 +53,7 @@ def _class_of(inputs: dict[str, Any]) -> tuple[str, ...]:
     """Return what two entries must have in common to be compared."""
     device = str(inputs.get("target", "")).partition("-")[0]
     kind = str(inputs.get("source", {}).get("kind", ""))
-    return str(inputs["op"]), device, kind, str(inputs.get("fact", ""))
+    return str(inputs["op"]), device, kind, str(inputs.get("record", ""))
 
 
 def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

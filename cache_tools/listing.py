@@ -38,7 +38,8 @@ _LONGEST = 60  # letters of an op's name that are compared with names of folders
 class Row:
     """A row of a listing, which describes one entry.
 
-    kind: kind of source (nvrtc, triton, cc, extension, runtime), or `plan` or `choice`.
+    kind: kind of source (nvrtc, triton, cc, extension, runtime), or of a record (call, choice,
+        shortcut).
     package: name and version of the package with the source.
     layer: the root that holds the entry.
     bytes: size of all files of the entry.
@@ -150,7 +151,7 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """Return the whole entries that are wanted, and those of all ops that their plans need.
+    """Return the whole entries that are wanted, and those of all ops that their records need.
 
     An entry in several layers is returned once, from the layer that a lookup takes.
     """
@@ -158,7 +159,7 @@ def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
     for row, entry in _filtered(cache, wanted, "always"):
         if isinstance(entry, Entry):
             entries.setdefault((row.target, entry.path.name), (row, entry))
-    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "plan"}
+    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "call"}
     for op in OF_ALL_OPS if hosts else ():
         for row, entry in _filtered(cache, Wanted(op=op), "always"):
             if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):
@@ -251,7 +252,7 @@ def _row(layer: Layer, use: Use, entry: Entry | ValueError, pinned: set[Path], n
     manifest, inputs = entry.manifest, entry.manifest.inputs
     return Row(
         op=entry.op, variant=entry.variant, ok=True,
-        kind=str(inputs.get("fact") or inputs.get("source", {}).get("kind", "")),
+        kind=str(inputs.get("record") or inputs.get("source", {}).get("kind", "")),
         compiler=" ".join(manifest.compiler.values()), package=" ".join(manifest.package.values()),
         **place,
     )  # fmt: skip

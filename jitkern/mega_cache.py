@@ -1,7 +1,7 @@
 """Torch's mega-cache with our entries, beside the artifacts of `torch.compile`.
 
 `torch.compiler.save_cache_artifacts()` includes the entries that this process found or built:
-kernels, plans and the launch runtime. `load_cache_artifacts()` publishes these entries in
+kernels, launch records and the launch runtime. `load_cache_artifacts()` publishes these entries in
 the user's cache, with the same checks as for a bundle. Torch loads registered kinds only, so import
 this module, or a module that declares ops (which imports this module), before you load.
 

@@ -160,7 +160,7 @@ def kernels(report):
         row
         for row in report["results"]
         if row["op"] not in ("jitkern::runtime", "jitkern_recorder")
-        and row["variant"].partition(".")[0] != "plan"
+        and row["variant"].partition(".")[0] != "call"
     ]
 
 

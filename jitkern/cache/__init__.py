@@ -11,14 +11,13 @@ if TYPE_CHECKING:
         entry as entry,
         events as events,
         eviction as eviction,
-        facts as facts,
         key as key,
         layout as layout,
         lock as lock,
         manifest as manifest,
         pins as pins,
         process_root as process_root,
-        receipts as receipts,
+        records as records,
         root as root,
         store as store,
         usage as usage,
@@ -27,5 +26,4 @@ else:
     __getattr__ = on_first_use(__name__)
 
 VERSION = "v1"  # the folder of a root that holds entries, in the layout of `layout`
-RECEIPTS = "receipts"  # the folder of a root that holds receipts
 MANIFEST = "manifest.json"  # the file of an entry that `manifest` describes

@@ -72,7 +72,7 @@ def follow(follower: Callable[[Path], None]) -> None:
 
 
 def fetches() -> int:
-    """Return how many misses remotes have answered: with each, the cache may hold more plans."""
+    """Return how many misses remotes have answered: with each, the cache may hold more records."""
     return int(_counts["fetched"])
 
 
@@ -90,7 +90,7 @@ def count_fetch() -> None:
 
 
 def count_hit() -> None:
-    """Count an entry that a receipt found: listeners get no event for it."""
+    """Count an entry that a shortcut found: listeners get no event for it."""
     _counts["hits"] += 1
 
 

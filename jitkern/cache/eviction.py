@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache import VERSION, layout, lock, pins, receipts, usage
+from jitkern.cache import VERSION, layout, lock, pins, usage
 from jitkern.cache.manifest import NAME
 from jitkern.cache.root import Root
 from jitkern.errors import CacheError
@@ -95,7 +95,6 @@ def remove(cache: Root, paths: Iterable[Path]) -> list[Path]:
         )
     removed = [path for path in paths if cache.remove(path)]
     cache.purge(0.0)
-    receipts.forget(cache.root)
     return removed
 
 
@@ -136,7 +135,6 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
             if 0 <= time.time() - used < YOUNG:
                 continue
         cache.remove(use.path)
-    receipts.forget(cache.root)
     lock.sweep()
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from jitkern.named_tuple import NamedTuple
+
+LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
+_LONGEST = 100  # letters of an op's name in that of a folder
+_SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
 
 
 class Key(NamedTuple):
@@ -40,3 +45,15 @@ def digest_of(inputs: dict[str, Any]) -> str:
 def canonical(value: object) -> bytes:
     """Return JSON with sorted keys and no spaces, so that equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def label_of(op: str, label: str, target: str, end: str = "") -> str:
+    """Return the label of an entry of an op, in letters that names of folders may have.
+
+    It is cut, in front of `end`, to what `LONGEST_PLACE` leaves beside the target and a digest.
+    """
+    namespace, _, name = op.partition("::")
+    name = name if namespace == "jitkern" else f"{namespace}.{name}"
+    plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
+    room = LONGEST_PLACE - len(f"{target}/-") - 16 - len(end)
+    return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end

@@ -1,7 +1,6 @@
 """Names on disk: which files of a directory belong to a cache, and which do not.
 
     <root>/CACHEDIR.TAG
-    <root>/receipts/           see cache.receipts
     <root>/v1/<target>/<label>-<digest>/{manifest.json, compile.log, artifacts}
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
@@ -9,7 +8,7 @@
     <root>/v1/{pins,stats,prune.json}    see cache.pins, cache.usage and cache.eviction
     <root>/v1/prewarm/         see prewarming.records
     <root>/v1/remote/          indexes of remotes as they were read last, see remote.copies
-    <root>/v1/plans/<target>/<label>/<digest>    an empty file for each plan, see cache.facts
+    <root>/receipts, <root>/v1/plans    of earlier versions
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also
@@ -24,7 +23,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from jitkern.cache import RECEIPTS, VERSION
+from jitkern.cache import VERSION
 from jitkern.cache.manifest import BEGINS, NAME
 
 TAG = "CACHEDIR.TAG"
@@ -32,17 +31,15 @@ TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
-LISTS = "plans"
-LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
 NOT_TARGETS = frozenset((
-    "tmp", "bad", "trash", "pins", "stats", "prewarm", "remote", "prune.json", LISTS,
+    "tmp", "bad", "trash", "pins", "stats", "prewarm", "remote", "prune.json", "plans",
 ))  # fmt: skip
 _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"
 _ENTRY = rf"{_PLAIN}-[0-9a-f]{{16}}"
 _STAGED = r"(\..+\.)?[0-9a-f]{32}|\.doctor-.+"
 _SET_ASIDE = r"([0-9]{1,20})(\..+)?"  # Unix time in nanoseconds, and the former name
-_AT_THE_TOP = rf"{VERSION}|{VERSION}\.bad\.[0-9]+|{RECEIPTS}|{TAG}|lost\+found|\..*"
+_AT_THE_TOP = rf"{VERSION}|{VERSION}\.bad\.[0-9]+|receipts|{TAG}|lost\+found|\..*"
 
 
 def is_target(name: str) -> bool:
@@ -59,12 +56,6 @@ def check_place(target: str, name: str) -> None:
     """Raise ValueError if an entry may not have this target and folder name."""
     if not is_target(target) or not is_entry_name(name):
         raise ValueError(f"`{target}/{name}` is not a valid place for an entry")
-
-
-def in_list(path: Path) -> Path:
-    """Return the path that lists the entry at `path` under its label, if it is a plan."""
-    label, _, digest = path.name.rpartition("-")
-    return path.parents[1] / LISTS / path.parent.name / label / digest
 
 
 def is_staged(name: str) -> bool:

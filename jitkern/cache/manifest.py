@@ -20,7 +20,7 @@ from jitkern.named_tuple import NamedTuple
 
 NAME = MANIFEST
 LOG = "compile.log"
-BEGINS = b'{"artifacts":{"'  # of every manifest: fields are sorted, and there is an artifact
+BEGINS = b'{"artifacts":{'  # of every manifest: fields are sorted
 MAX_BYTES = 4 << 20  # of a manifest
 MAX_SIZE = 1 << 40  # of an artifact, in bytes
 MAX_SECONDS = 1e9
@@ -107,10 +107,12 @@ class Manifest(NamedTuple):
             manifest = cls(artifacts=artifacts, **fields)
         except (AttributeError, KeyError, TypeError, RecursionError) as e:
             raise ValueError(f"the manifest does not have the expected fields: {e}") from e
-        if not artifacts or not all(map(_is_name, artifacts)):
-            raise ValueError("the manifest lists no artifact, or an artifact with an invalid name")
+        if not all(map(_is_name, artifacts)):
+            raise ValueError("the manifest lists an artifact with an invalid name")
         if not manifest._has_expected_types():
             raise ValueError("a field of the manifest has an unexpected type")
+        if bool(artifacts) == ("record" in manifest.inputs):
+            raise ValueError("the manifest of no record lists no artifact, or that of one does")
         if not manifest._has_expected_sizes():
             raise ValueError("a number in the manifest is out of range")
         return manifest

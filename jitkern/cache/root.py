@@ -55,18 +55,6 @@ class Root:
         finally:
             atomic.delete(path)
 
-    def list_by_label(self, entry: Entry) -> None:
-        """Add an entry that is one of several facts to the list of its label.
-
-        So `Cache.labelled` lists no target. Later processes make a fact again that could not be
-        listed.
-        """
-        if "which" in entry.manifest.inputs and entry.root == self.root:
-            listed = layout.in_list(entry.path)
-            with contextlib.suppress(OSError):
-                atomic.make_directory(listed.parent, 0o755, fsync=False)
-                listed.touch()
-
     def remove(self, path: Path) -> bool:
         """Move an entry of the user root into the trash, from where it is purged later.
 
@@ -77,9 +65,6 @@ class Root:
             return False
         with self._writing(), contextlib.suppress(FileNotFoundError):
             self._trash(path)
-            with contextlib.suppress(OSError):
-                layout.in_list(path).unlink()
-                layout.in_list(path).parent.rmdir()
             return True
         return False
 

@@ -21,7 +21,7 @@ from jitkern.cache import VERSION, layout
 from jitkern.cache.entry import Damaged, Entry, Unsigned, read_entry
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import NAME, Artifact, Manifest
-from jitkern.cache.root import Root, listed
+from jitkern.cache.root import Root
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.files import owned
@@ -108,13 +108,6 @@ class Cache(Root):
     def find(self, key: Key) -> Entry | None:
         """Return the entry of `key`, whole and verified, or None."""
         return self.look_up(key.target, key.name, key.digest).entry
-
-    def labelled(self, target: str, label: str) -> Iterator[Entry]:
-        """Yield every entry of a target with this label, each once."""
-        roots = [layer.root for layer in self.trusted_layers()]
-        for name in sorted({name for root in roots for name in _names_of(root, target, label)}):
-            if entry := self.look_up(target, name).entry:
-                yield entry
 
     def look_up(self, target: str, name: str, digest: str = "") -> Found:
         """Return the entry of this target and folder name in the first layer that has a whole one.
@@ -279,9 +272,7 @@ class Cache(Root):
             winner = self.look_up(target, name, manifest.digest).entry
             return winner or self._publish_after_loss(ready, final, manifest)
         sync(final.parent)
-        entry = Entry(final, manifest)
-        self.list_by_label(entry)
-        return entry
+        return Entry(final, manifest)
 
     def _publish_after_loss(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
         try:
@@ -314,11 +305,3 @@ class Cache(Root):
                     raise  # otherwise the entry was replaced during the read: read it again
                 defect = e
         raise ValueError(f"{defect}; perhaps another process replaces the entry all the time")
-
-
-def _names_of(root: Path, target: str, label: str) -> list[str]:
-    """Return the folder names of the entries with a label in a root, by its lists if it has any."""
-    version = root / VERSION
-    if os.path.isdir(version / layout.LISTS / target):  # noqa: PTH112  False if it is out of reach
-        return [f"{label}-{digest}" for digest in listed(version / layout.LISTS / target / label)]
-    return [name for name in listed(version / target) if name.rpartition("-")[0] == label]

@@ -115,7 +115,7 @@ def _print_group(rows: list[Row], *, whole: bool, source: bool) -> None:
     cached = [row for row in rows if row.path]
     short = cached and cached[0].program and not (whole or source)
     if short:
-        print(f"    {counted(len(cached), 'plan')} cached")
+        print(f"    {counted(len(cached), 'record')} cached")
     for row in () if short else cached:
         digest = row.path.rpartition("-")[2][:SHORT]
         used = hints.in_words(row.resources)
@@ -143,7 +143,7 @@ def _folder(sources: dict[str, Any]) -> str:
 
 
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
-    """Yield rows for a source: its kernels, the chosen configurations, and then its plans.
+    """Yield rows for a source: its kernels, the chosen configurations, and then its records.
 
     Calls without a program get a row that says why the Python launcher runs.
     """
@@ -156,10 +156,10 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
     yield from hints.choices(op, source, target)
     traces, reasons = prewarming.ahead.traces_of(op, source, target, calls)
     written = op.written(source, target.device) if traces else None
-    for traced, entry in prewarming.ahead.kept_plans(op, source, target, traces):
-        label = entry.variant if entry else ".".join(("plan", *class_of(traced.args)))
+    for traced, entry in prewarming.ahead.kept(op, source, target, traces):
+        label = entry.variant if entry else ".".join(("call", *class_of(traced.args)))
         yield Row(
-            "plan", label, str(target.for_host_code()),
+            "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",
             reason="" if entry else f"nothing like it is: {_remedy(op.name, target)}",
             program=_beside(op, traced.trace, written),

@@ -26,7 +26,7 @@ MANY = 3  # variants that differ in the class of one argument alone
 class Row(NamedTuple):
     """A row of `explain`: an entry, or what there is instead of one.
 
-    path: of the entry, "" if it is not cached, for this reason. program: of a plan.
+    path: of the entry, "" if it is not cached, for this reason. program: of a launch record.
     resources: what a kernel takes of a GPU; None if unknown.
     """
 

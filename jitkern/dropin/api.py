@@ -144,12 +144,10 @@ def _answer(
     call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
 ) -> Any:
     config.renew(ENVIRONMENT)
-    digest = "" if build_directory else memo.digest_of(call)
-    if digest and not verbose:
-        answer = memo.recall(digest)
+    key = None if build_directory else memo.key_of(call)
+    if key and not verbose:
+        answer = memo.recall(key)
         if answer is not None:
             return answer
     with config.using(verbose=verbose or config.current().verbose):
-        return dropin.extension.answer(
-            call, digest, os.fspath(build_directory or ""), verbose=verbose
-        )
+        return dropin.extension.answer(call, key, os.fspath(build_directory or ""), verbose=verbose)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jitkern import cache, config, jit
-from jitkern.cache import receipts
 from jitkern.cache.entry import Entry
+from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension import inline_files
@@ -35,15 +35,13 @@ class _Unlinked(LoadError):
     """The system's loader refused a library: a symbol or another library is missing."""
 
 
-def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbose: bool) -> Any:
+def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, verbose: bool) -> Any:
     """Return the module or the path that a call of `load_inline` or `load` asks for.
 
-    digest: of the call, for its receipt; build_directory: the folder for copies, or "".
+    key: of the records of the call; build_directory: the folder for copies, or "".
     """
     source = _source(call, build_directory)
-    is_identifier = source.name.isidentifier()
-    name = source.name if is_identifier else re.sub(r"[^\w.-]", "_", source.name)
-    variant = Variant(f"inline::{name}", source)
+    variant = Variant(f"inline::{memo.plain(source.name)}", source)
     target = _target(source)
     entry, new = _ensured(variant, target)
     if verbose:
@@ -57,17 +55,16 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         _log.warning("%s; compiling it again", e)
         entry, new = _again(variant, target), True
         result = _opened(source, entry)
-    absent = _absent(source, entry) if digest else None
+    absent = _absent(source, entry) if key else None
     if source.output == "program":
         result = str(_runnable(Path(result)))
-    elif absent is not None:
-        receipt = {"opens": _arguments(source, entry), "absent": absent}
-        receipts.leave(config.current(), digest, [entry], receipt, new=new)
+    elif key and absent is not None:
+        memo.leave(key, source.name, source.output, entry, absent)
     if build_directory:
         copy = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
         return str(copy) if source.output == "program" else result
-    return result if absent is None else memo.remember(digest, result, absent)
+    return memo.remember(key, result, absent) if key and absent is not None else result
 
 
 def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
@@ -149,16 +146,8 @@ def _is_outdated(entry: Entry) -> bool:
     )
 
 
-def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:
-    """The arguments of `library.open_library`, except `place`."""
-    meta = entry.manifest.meta
-    path = str(entry.path / meta["artifact"])
-    registered = {"namespaces": meta["namespaces"], "ops": meta["ops"]}
-    return {"name": source.name, "output": source.output, "path": path, **registered}
-
-
 def _opened(source: Inline, entry: Entry) -> Any:
-    arguments = _arguments(source, entry)
+    arguments = memo.arguments(source.name, source.output, entry)
     try:
         with entry.loadable() as place:
             return library.open_library(**arguments, place=place)

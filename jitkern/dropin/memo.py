@@ -1,34 +1,33 @@
 """A shortcut from the arguments of `load_inline` to an artifact built earlier, with few imports.
 
 Computing a key and looking an entry up need modules whose import takes longer than the rest of a
-warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
-root: where its entry lies and what the artifact is, how to open the artifact, and the files that
-its texts look for and that must be absent. A receipt is only a shorter way to the result of the
-lookup: the artifact is read under the same rules (owner, mode, no link followed, size, SHA-256),
-and anything odd leads to the lookup.
+warm start. So a call that depends on no file beyond the toolchain leaves a record (`cache.records`)
+under a digest of the call: the reference to its entry, how to open the artifact, and the files that
+its texts look for and that must be absent. Anything odd leads to the lookup.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitkern import config
-from jitkern.cache import events, receipts, usage
+from jitkern import __version__, config, jit
+from jitkern.cache import events, records, usage
+from jitkern.cache.entry import Entry
+from jitkern.cache.key import Key, digest_of, label_of
 from jitkern.loading import LOADED, library
-from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
+from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS, names_no_file
 from jitkern.target import Target, processor_for, this_abi
 
-_SCHEMA = 4  # bump when the meaning of a request or of a receipt changes
+_SCHEMA = 5  # bump when the meaning of a request or of a record changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
-def digest_of(call: Mapping[str, Any]) -> str:
-    """A digest of the call and all it depends on; "" if the call alone does not determine that.
+def key_of(call: Mapping[str, Any]) -> Key | None:
+    """The key of the records of a call; None if the call alone does not determine its answer.
 
     Raises TargetError on a machine that is not supported.
     """
@@ -36,23 +35,31 @@ def digest_of(call: Mapping[str, Any]) -> str:
 
     here = Target.current("cpu").for_host_code(abi=this_abi(python=True))
     flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
-    if call["places"] or call["include"] or not all(map(receipts.is_plain, flags)):
-        return ""
+    if call["places"] or call["include"] or not all(map(names_no_file, flags)):
+        return None
     arch = _archs() if any(file.endswith((".cu", ".cuh")) for file in call["files"]) else []
     if arch is None:
-        return ""
+        return None
     environment = config.current().environment
     if any(environment.get(name) for name in (*config.SEARCHED, *NVCC_FLAGS)):
-        return ""
+        return None
     request = {
         "call": dict(call),
         "schema": _SCHEMA,
-        "torch": [torch.__version__, torch.version.cuda, torch.__file__, arch],
+        "torch": [torch.__version__, torch.version.cuda, arch],
         "abiflags": sys.abiflags,
-        "machine": [str(here), processor_for(flags)],
+        "processor": processor_for(flags),
         "environment": [environment.get(name) for name in ENVIRONMENT],
     }
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    digest = digest_of(request)
+    op = f"inline::{plain(call['name'])}"
+    label = label_of(op, "shortcut", str(here), f".{digest[:8]}")
+    return records.key_of("shortcut", op, str(here), label, {"call": digest})
+
+
+def plain(name: str) -> str:
+    """The name of a module in letters that the name of an op may have."""
+    return name if name.isidentifier() else re.sub(r"[^\w.-]", "_", name)
 
 
 def _archs() -> list[Any] | None:
@@ -69,31 +76,56 @@ def _archs() -> list[Any] | None:
     return [capabilities, torch._C._cuda_getArchFlags()]
 
 
-def recall(digest: str) -> Any:
-    """The loaded result of an earlier call with this digest; None if no receipt gives it."""
-    answer, absent = LOADED.get(_CALL + digest, (None, ()))
+def recall(key: Key) -> Any:
+    """The loaded result of an earlier call with this key; None if no record gives it."""
+    answer, absent = LOADED.get(_CALL + key.digest, (None, ()))
     gone = isinstance(answer, str) and not os.path.exists(answer)  # noqa: PTH110
     if answer is not None and not gone and not any(map(os.path.lexists, absent)):
         return answer
     settings = config.current()
     if events.heard() or settings.compiler == "exact":
         return None  # a listener wants the event, or the compiler must be compared
-    try:
-        with receipts.read(settings, digest) as (receipt, (opened,)):
-            if any(map(os.path.lexists, receipt["absent"])):
-                return None
-            answer = library.open_library(**receipt["opens"], place=opened.place)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
-        return None  # the lookup will find the error, and report it
-    events.count_hit()
-    usage.hit(settings.cache_dir, settings.cache_dir, opened.described["seconds"])
-    return remember(digest, answer, receipt["absent"])
+    read = records.Reader(settings, lambda *place: jit.open_cache().look_up(*place).entry)
+    for record in read.alternatives(key):
+        try:
+            content = records.content_of(record)
+            if any(map(os.path.lexists, content["absent"])):
+                continue
+            entry = read.find(tuple(content["entry"]))
+            if entry is None:
+                continue
+            with entry.loadable() as place:
+                opened = arguments(content["name"], content["output"], entry)
+                answer = library.open_library(**opened, place=place)
+        except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
+            continue  # the lookup will find the error, and report it
+        events.count_hit()
+        usage.hit(settings.cache_dir, entry.root, entry.manifest.seconds)
+        return remember(key, answer, content["absent"])
+    return None
 
 
-def remember(digest: str, answer: Any, absent: Sequence[str]) -> Any:
+def leave(key: Key, name: str, output: str, entry: Entry, absent: Sequence[str]) -> None:
+    """Leave a record for later processes. absent: the paths that must not be there."""
+    content = {
+        "name": name, "output": output, "entry": [*entry.reference], "absent": [*absent],
+    }  # fmt: skip
+    by = {"name": "jitkern", "version": __version__}
+    records.write(jit.open_cache(), records.one_of(key, content), content, by)
+
+
+def arguments(name: str, output: str, entry: Entry) -> dict[str, Any]:
+    """The arguments of `library.open_library`, except `place`."""
+    meta = entry.manifest.meta
+    path = str(entry.path / meta["artifact"])
+    registered = {"namespaces": meta["namespaces"], "ops": meta["ops"]}
+    return {"name": name, "output": output, "path": path, **registered}
+
+
+def remember(key: Key, answer: Any, absent: Sequence[str]) -> Any:
     """Keep the answer of a call for later calls in this process; returns the answer.
 
     absent: the paths that must not be there, or the call has another answer.
     """
-    LOADED[_CALL + digest] = answer, absent
+    LOADED[_CALL + key.digest] = answer, absent
     return answer

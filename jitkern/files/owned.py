@@ -269,6 +269,16 @@ def installed_layers() -> tuple[Path, ...]:
     return tuple(path for path in layers if path.is_dir())
 
 
+def layers(config: Config) -> Iterator[Layer]:
+    """Yield the user root, unless it is distrusted, and the read-only layers that may be used."""
+    if not distrust_root(config.cache_dir, config.trusted):
+        yield user_layer(config.cache_dir, config.trusted)
+    for root in (*config.system_cache, *installed_layers()):
+        layer = layer_of(root, Trust.of(config))
+        if isinstance(layer, Layer):
+            yield layer
+
+
 def _is_installed(root: Path) -> bool:
     return INSTALLED in root.parts and any(
         root.is_relative_to(place / INSTALLED) for place in _installation()

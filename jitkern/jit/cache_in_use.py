@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import logging
-import threading
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from jitkern import after_fork, config
@@ -23,8 +19,6 @@ _OPENED_BY = (  # the settings that select the cache and its rules
     "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
-_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
 spilled: list[Cache] = []  # the cache in the private root, if this process compiled into it
 
 
@@ -74,13 +68,4 @@ def count_hit(entry: Entry, *, fetched: bool = False) -> None:
     usage.hit(open_cache().root, layer, entry.manifest.seconds)
 
 
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Let at most one thread of this process be in a block of this name."""
-    with _guard:
-        lock = _locks.setdefault(name, threading.Lock())
-    with lock:
-        yield
-
-
-after_fork(_guard, _locks.clear, spilled.clear, _open_cache.cache_clear)  # of the parent
+after_fork(spilled.clear, _open_cache.cache_clear)  # of the parent

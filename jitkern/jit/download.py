@@ -9,10 +9,10 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from jitkern import config, remote, source
+from jitkern import config, remote
 from jitkern.cache import events
 from jitkern.cache.entry import Entry
-from jitkern.cache.key import Key
+from jitkern.cache.key import Key, label_of
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
 from jitkern.jit import cache_in_use, served_call
@@ -54,7 +54,7 @@ def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:
     """Return the seconds that a compile would take; infinity if none is allowed."""
     if config.current().compile == "never":
         return math.inf
-    begin = source.variant_key.label_of(op, "", key.target)
+    begin = label_of(op, "", key.target)
 
     def alike(target: str, name: str) -> bool:
         return target == key.target and name.startswith(begin)

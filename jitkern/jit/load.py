@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jitkern import jit
-from jitkern.cache import events
+from jitkern import config, jit
+from jitkern.cache import events, usage
 from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
-from jitkern.cache.key import Key
 from jitkern.errors import LoadError
-from jitkern.jit.cache_in_use import count_hit, one_at_a_time, open_cache
-from jitkern.loading import LOADED, content_of
+from jitkern.loading import LOADED, content_of, one_at_a_time
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.cache.key import Key
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                 evicted = not entry.path.exists()  # since the lookup: a miss like any other
                 if not evicted:
                     _log.warning("%s; compiling it again", e)
-                    open_cache().quarantine(entry)
+                    jit.open_cache().quarantine(entry)
                 again = jit.obtain.ensure(
                     variant, target, refresh=not evicted, may_compile=may_compile
                 )
@@ -67,5 +68,5 @@ def load_entry(source: Source, entry: Entry) -> Any:
         target = str(entry.manifest.inputs["target"])
         event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
         events.tell(event, source.kind)
-        count_hit(entry)
+        usage.hit(config.current().cache_dir, entry.root, entry.manifest.seconds)
     return LOADED[content]

@@ -21,8 +21,9 @@ from jitkern.errors import (
     TargetError,
 )
 from jitkern.jit import cache_in_use
-from jitkern.jit.cache_in_use import one_at_a_time, open_cache
+from jitkern.jit.cache_in_use import open_cache
 from jitkern.jit.request import Request
+from jitkern.loading import one_at_a_time
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from jitkern import config, jit, launch as room
-from jitkern.cache import facts
+from jitkern.cache import records
 from jitkern.cache.entry import Entry
-from jitkern.cache.key import Key
+from jitkern.cache.key import Key, label_of
 from jitkern.errors import CacheError, DeclarationError, JitkernError, LaunchError
 from jitkern.launch.symbols import concrete
 from jitkern.launch.tuned import Launch, Tuned, model_of
@@ -26,7 +26,7 @@ from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Source
 from jitkern.source.triton_text import Function
-from jitkern.source.variant_key import label_of, source_inputs
+from jitkern.source.variant_key import source_inputs
 from jitkern.target import Target
 
 Situation = tuple[tuple[str, Any], ...]
@@ -149,7 +149,7 @@ def published(
     if len(configs) == 1:
         return Choice(0, "")
     key = _key(op, source, function, target, model, configs, situation)
-    number = facts.read(jit.open_cache(), key, lambda entry: _number(entry, configs))
+    number = records.read(jit.open_cache(), key, lambda content: _number(content, configs))
     return None if number is None else Choice(number, model)
 
 
@@ -200,17 +200,18 @@ def choose(
         "model": model,
         "situation": {name: repr(value) for name, value in situation},
     }
-    facts.write(jit.open_cache(), key, report, {"name": "autotune", "version": "1"})
+    records.write(jit.open_cache(), key, report, {"name": "autotune", "version": "1"})
     return published(op, source, function, target, model, configs, situation) or Choice(best, model)
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Yield each choice that the cache keeps for an op: the entry, and its content."""
     place = str(target.for_device_code())
-    for entry in facts.every(jit.open_cache(), "choice", op, place, label_of(op, "choice", place)):
+    label = label_of(op, "choice", place)
+    for entry in records.every(jit.open_cache(), "choice", op, place, label):
         if entry.manifest.inputs["source"]["kind"] == source.kind:
-            with contextlib.suppress(OSError, ValueError):
-                yield entry, facts.content_of(entry)
+            with contextlib.suppress(ValueError):
+                yield entry, records.content_of(entry)
 
 
 def _key(
@@ -224,12 +225,11 @@ def _key(
     }  # fmt: skip
     place = str(target.for_device_code())
     label = label_of(op, f"choice.{function}" if function else "choice", place)
-    return facts.key_of("choice", op, place, label, inputs)
+    return records.key_of("choice", op, place, label, inputs)
 
 
-def _number(entry: Entry, configs: Sequence[Any]) -> int:
-    """Return the number that an entry holds. Raises ValueError if no configuration has it."""
-    content = facts.content_of(entry)
+def _number(content: Any, configs: Sequence[Any]) -> int:
+    """Return the number in a record. Raises ValueError if no configuration has it."""
     number = content.get("choice") if isinstance(content, dict) else None
     if type(number) is not int or not 0 <= number < len(configs):
         raise ValueError("it names no configuration")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jitkern import on_first_use
+from jitkern import after_fork, on_first_use
 
 if TYPE_CHECKING:
     from jitkern.loading import (
@@ -28,3 +32,19 @@ def content_of(digest: str, source: Source) -> str:
     digest: of the entry.
     """
     return f"{digest} {source.function}"
+
+
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Let at most one thread of this process be in a block of this name."""
+    with _guard:
+        lock = _locks.setdefault(name, threading.Lock())
+    with lock:
+        yield
+
+
+after_fork(_guard, _locks.clear)  # of the parent

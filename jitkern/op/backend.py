@@ -12,14 +12,15 @@ from torch.utils import _pytree
 
 from jitkern import after_fork, config, op as room, runtime
 from jitkern.calls.signature import tensors_in
-from jitkern.errors import LaunchError
-from jitkern.source.kinds import ITSELF
+from jitkern.errors import DeclarationError, LaunchError, TargetError
+from jitkern.launch.devices import Devices
+from jitkern.runtime.slot import Launcher
+from jitkern.source.kinds import ITSELF, Source
 
 if TYPE_CHECKING:
     from jitkern.op.dispatch import Implementation
     from jitkern.op.op import Op
 
-_CPU = torch.device("cpu")
 _making = threading.Lock()
 after_fork(_making)
 _KEYS = {
@@ -31,7 +32,7 @@ _KEYS = {
 class Backend:
     """The function that is registered once per op and device type, and never replaced.
 
-    Its implementation is imported at the first call that no receipt serves.
+    Its implementation is imported at the first call that no record serves.
     number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
     the op has kernels that C could launch, on a system that allows trampolines.
     """
@@ -41,38 +42,51 @@ class Backend:
         self.device = device
         self.number: int | None = None
         self.launches = launches
+        self.devices = Devices(op.name, device)
+        self._sorted: tuple[Any, Any, list[Source]] = None, None, []
         self._implementation: Implementation | None = None
         self._slot: runtime.slot.Slot | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        implementation = self._implementation
-        if implementation is None:
-            args, kwargs = self.op.signature.complete(args, kwargs)
-            if self._recalled(args, kwargs):
-                with torch._C._AutoDispatchBelowAutograd():
-                    return self.op.overload(*args, **kwargs)  # comes here again on another miss
-            implementation = self.implementation
-        return implementation(*args, **kwargs)
+        args, kwargs = self.op.signature.complete(args, kwargs)
+        if self.slot and self._recalled(self.slot, args, kwargs):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.op.overload(*args, **kwargs)  # comes here again on another miss
+        return self.implementation(*args, **kwargs)
 
-    def _recalled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a receipt had a variant for calls like this one."""
-        declaration = self.op.declaration
-        sources = declaration.sources.get(self.device, ())
-        if not self.slot or not sources or declaration.tunings:
+    def _recalled(
+        self, slot: runtime.slot.Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether a record of the cache had one more variant for calls like this one."""
+        op, declaration, made = self.op, self.op.declaration, self._implementation
+        source = next(iter(self.sources), None)
+        if source is None or source.runs == ITSELF or (made and made.pinned):
             return False
-        preferred = config.preferred()
-        source = min(sources, key=lambda source: source.kind != preferred)
-        launchers = declaration.launchers
-        function = launchers.get(source.kind) or launchers.get(self.device)
-        ordered = self.op.signature.in_order(args, kwargs)
-        devices = [t.device for t in tensors_in(ordered) if t.device.type == self.device]
-        if source.runs == ITSELF or function is None or not devices:
-            return False
-        device = _CPU if self.device == "cpu" else devices[0]
-        calls = self.slot.calls(source, device, ordered)
-        if self.op.declaration is not declaration:
+        if config.current().record is not None:
+            return False  # recordings need each call to come here once
+        device = self.devices.device_of((*args, *kwargs.values()))
+        try:
+            function = op.written(source, self.device)
+            launcher = Launcher(function, source, self.devices.target(device.index), device)
+        except (DeclarationError, TargetError):
+            return False  # the implementation will tell
+        ordered = op.signature.in_order(args, kwargs)
+        calls = slot.calls(source, device, ordered)
+        if op.declaration is not declaration:
             return False  # a later declaration forgets `calls`, and this one came before them
-        return runtime.recall.recall(self.slot, calls, source, function, device, ordered)
+        return slot.recall(calls, launcher, ordered)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources for this device type, the preferred kind first."""
+        declaration, settings = self.op.declaration, config.current()
+        known, under, listed = self._sorted
+        if known is not declaration or under is not settings:
+            preferred = config.preferred()
+            declared = declaration.sources.get(self.device, ())
+            listed = sorted(declared, key=lambda source: source.kind != preferred)
+            self._sorted = declaration, settings, listed
+        return listed
 
     @property
     def slot(self) -> runtime.slot.Slot | None:
@@ -93,7 +107,8 @@ class Backend:
         return self._implementation
 
     def forget(self) -> None:
-        """Forget all that was made from an earlier launch function."""
+        """Forget all that was made from an earlier declaration."""
+        self.devices = Devices(self.op.name, self.device)  # whose runners know the sources
         if self._implementation:
             self._implementation.forget()
         if self._slot:

@@ -26,7 +26,6 @@ from jitkern.errors import (
     raised_at,
     told,
 )
-from jitkern.launch.devices import Devices
 from jitkern.op.autograd import recording
 from jitkern.runtime.binding import prepare, say_why_not
 from jitkern.runtime.slot import Launcher, Slot
@@ -49,27 +48,27 @@ class Implementation:
     """
 
     def __init__(self, backend: Backend, slot: Slot | None) -> None:
+        self.backend = backend
         self.op = op = backend.op
         self.signature = op.signature
         self.device = backend.device
         self.slot = slot
         if slot is None and backend.launches:
             say_why_not()
-        self._devices = Devices(op.name, self.device)
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
-        self._sorted: tuple[int, config.Config | None, list[Source]] = 0, None, []
         self._announced: set[str] = set()
-        self._pinned = False  # to the reference, through which gradients were recorded
+        self.pinned = False  # to the reference, through which gradients were recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         generation = self._generation
         args, kwargs = self.signature.complete(args, kwargs)
-        device = self._devices.device_of((*args, *kwargs.values()))
-        if self.slot and self._recalled(self.slot, device, args, kwargs):
-            with torch._C._AutoDispatchBelowAutograd():
-                return self.op.overload(*args, **kwargs)  # comes here again on another miss
+        device = self.backend.devices.device_of((*args, *kwargs.values()))
+        if self.slot:
+            source = next(iter(self.backend.sources), None)
+            with self._served(source, device, args, kwargs):
+                prepare()
         result = self._compute(generation, device, args, kwargs)
         if self.signature.changed:
             self._note_changes(args, kwargs)
@@ -90,30 +89,13 @@ class Implementation:
     def _versions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
         return [tensor._version for tensor in self._changed(args, kwargs)]
 
-    def _recalled(
-        self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> bool:
-        """Whether a plan of the cache had one more variant for calls like this one."""
-        generation = self._generation
-        source = next(iter(self._sources()), None)
-        with self._served(source, device, args, kwargs):
-            ready = prepare()
-        if not ready or config.current().record is not None:
-            return False  # recordings need each call to come here once
-        if self._pinned or source is None or source.runs == ITSELF:
-            return False
-        ordered = self.signature.in_order(args, kwargs)
-        launcher = self._launcher(source, device)
-        state = slot.calls(source, device, ordered)
-        return generation == self._generation and slot.recall(state, launcher, ordered)
-
     def _compute(
         self, generation: int, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         settings = config.current()
         run = self._run_told if settings.remotes else self._run
         reasons: list[JitkernError] = []
-        for source in () if self._pinned else self._sources():
+        for source in () if self.pinned else self.backend.sources:
             try:
                 result = run(generation, source, device, args, kwargs)
             except launch.kernels.LeftToReference:
@@ -133,7 +115,7 @@ class Implementation:
         result = self._fall_back(reasons, args, kwargs)
         if settings.record is None:
             return result
-        sources = self._sources()
+        sources = self.backend.sources
         missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
         for source in (missing or sources)[:1]:
             self._record(source, args, kwargs)
@@ -148,16 +130,6 @@ class Implementation:
             gradient=recording(),
         )  # fmt: skip
 
-    def _sources(self) -> list[Source]:
-        generation, settings = self._generation, config.current()
-        known_generation, known_settings, listed = self._sorted
-        if known_generation != generation or known_settings is not settings:
-            preferred = config.preferred()
-            declared = self.op.sources.get(self.device, ())  # replaced before the number is raised
-            listed = sorted(declared, key=lambda s: s.kind != preferred)
-            self._sorted = generation, settings, listed
-        return listed
-
     def _served(
         self, source: Source | None, device: torch.device, args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -170,7 +142,7 @@ class Implementation:
         def described() -> tuple[str, str]:
             ordered = op.signature.in_order(args, kwargs)
             line = calls.record.line_of(op.name, op.module, self.device, kind, ordered)
-            return line, str(self._devices.target(device.index))
+            return line, str(self.backend.devices.target(device.index))
 
         return jit.served_call.served(described)
 
@@ -186,7 +158,7 @@ class Implementation:
         self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:  # fmt: skip
-        op, runner = self.op, self._devices.runner(source, device)
+        op, runner = self.op, self.backend.devices.runner(source, device)
         tried = self.slot.serving if self.slot else frozenset()
         if source.runs == ITSELF:
             result = runner.extension(*args, **kwargs)
@@ -225,7 +197,7 @@ class Implementation:
             e.args = (told(str(e), self.op.name, e.place),)
 
     def _launcher(self, source: Source, device: torch.device) -> Launcher:
-        target = self._devices.target(device.index)
+        target = self.backend.devices.target(device.index)
         return Launcher(self._function(source), source, target, device)
 
     def _function(self, source: Source) -> Callable[..., Any]:
@@ -240,10 +212,8 @@ class Implementation:
         """
         self._generation += 1
         self._functions.clear()
-        self._sorted = 0, None, []
         self._announced.clear()
-        self._devices = Devices(self.op.name, self.device)  # whose runners know the sources
-        self._pinned = False
+        self.pinned = False
 
     def _link(
         self,
@@ -293,7 +263,7 @@ class Implementation:
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
         variant = missing.variant
         assert isinstance(variant, Variant)
-        runner = self._devices.runner(source, device)
+        runner = self.backend.devices.runner(source, device)
 
         def build() -> None:
             try:
@@ -321,16 +291,16 @@ class Implementation:
         )
         unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
         wanted = settings.fallback == "reference"
-        if settings.fallback == "raise" or not (wanted or unavailable or waiting or self._pinned):
+        if settings.fallback == "raise" or not (wanted or unavailable or waiting or self.pinned):
             for e in reasons:
                 if isinstance(e, NotCached):
                     ordered = self.signature.in_order(args, kwargs)
                     e.for_call(self.op.name, calls.samples.spell(ordered))
             raise self._error(reasons)
         if waiting and recording():
-            self._pinned = True  # the numerics would change between two steps
+            self.pinned = True  # the numerics would change between two steps
         why = "; ".join(map(str, reasons)) or self._lacking()
-        if why not in self._announced and not self._pinned:
+        if why not in self._announced and not self.pinned:
             self._announced.add(why)
             _log.warning("%s on %s runs its PyTorch reference: %s", self.op.name, self.device, why)
         return self._reference(args, kwargs)
@@ -347,7 +317,9 @@ class Implementation:
         main_error = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
         if len(reasons) == 1:
             return main_error
-        listed = "".join(f"\n  {source.kind}: {e}" for source, e in zip(self._sources(), reasons))
+        listed = "".join(
+            f"\n  {source.kind}: {e}" for source, e in zip(self.backend.sources, reasons)
+        )
         return type(main_error)(
             f"{self.op.name} cannot run on {self.device}:{listed}", **vars(main_error)
         )

@@ -40,7 +40,7 @@ class Agenda:
         return self._kernels[key]
 
     def launchers(self, group: Group, calls: list[tuple[Any, ...]], kernels: Iterable[int]) -> int:
-        """Return the number of the task for plans, after these kernels."""
+        """Return the number of the task for launch records, after these kernels."""
         number = self._enter(Launchers(group, calls))
         self._missing[number] = set(kernels)
         for kernel in self._missing[number]:

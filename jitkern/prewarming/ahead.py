@@ -1,4 +1,4 @@
-"""Find the plans that calls need, by tracing them on meta tensors."""
+"""Make the records that calls need, by tracing them on meta tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
-from jitkern.runtime.linker import keep
-from jitkern.runtime.plans import Plans
+from jitkern.runtime.records import Class, keep, of_keys, reader
+from jitkern.runtime.slot import Launcher
 from jitkern.source.kinds import ITSELF, Source
 from jitkern.target import Target
 from jitkern.trace import trace
 from jitkern.trace.recorder import described
-from jitkern.trace.world import World
 
 
 class Traced(NamedTuple):
@@ -111,45 +110,43 @@ def _traced(op: Op, source: Source, target: Target, model: str, call: tuple[Any,
     """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = described(op.signature.in_order(args, kwargs))
-    device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
+    function, _, _, device = _launcher(op, source, target)
     kernels = CachedKernels(op.name, source, target, model)
-    function = op.written(source, target.device)
     keywords = frozenset(kwargs)
     return Traced(
         trace.trace(op.signature, function, descriptions, keywords, device, kernels), descriptions
     )
 
 
-def kept_plans(
+def kept(
     op: Op, source: Source, target: Target, traces: Sequence[Traced]
 ) -> Iterator[tuple[Traced, Entry | None]]:
-    """Yield each trace with the entry of its plan, or None if there is none."""
-    function = op.written(source, target.device)
+    """Yield each trace with the entry of its record, or None if there is none."""
     for traced in traces:
-        trace, call = traced.trace, class_of(traced.args)
-        plans = Plans(op.name, op.schema, function, trace.world, source, target)
+        trace, launcher = traced.trace, _launcher(op, source, target)
+        calls = Class.of(op.signature, launcher, trace.world, traced.args)
         kernels = tuple(kernel.reference for kernel in trace.kernels)
+        key = calls.key(trace.model or "", constant=bool(trace.frozen))
         found = (
             entry
-            for entry, plan in plans.entries(call, trace.model or "")
-            if (plan.program, plan.kernels) == (trace.program, kernels)
+            for entry, record in of_keys([key] if key else [], launcher, reader())
+            if (record.program, record.kernels) == (trace.program, kernels)
         )
         yield traced, next(found, None)
 
 
-def keep_plans(
+def keep_all(
     op: Op, source: Source, target: Target, traces: Sequence[Traced]
 ) -> list[tuple[Entry, bool]]:
-    """Publish the plans of traces.
-
-    Returns the entries of the plans, each with whether it is new.
-    """
-    function = op.written(source, target.device)
-    plans: dict[World, Plans] = {}
-    results = []
-    for traced, args in traces:
-        world = traced.world
-        if world not in plans:
-            plans[world] = Plans(op.name, op.schema, function, world, source, target)
-        results.append(keep(plans[world], args, traced, target))
+    """Publish the records of traces; returns their entries, each with whether it is new."""
+    launcher = _launcher(op, source, target)
+    results = [
+        keep(Class.of(op.signature, launcher, traced.world, args), traced)
+        for traced, args in traces
+    ]
     return [result for result in results if result]
+
+
+def _launcher(op: Op, source: Source, target: Target) -> Launcher:
+    device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
+    return Launcher(op.written(source, target.device), source, target, device)

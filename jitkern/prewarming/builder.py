@@ -1,4 +1,4 @@
-"""Build kernels side by side, and the plans of a call as soon as its kernels are built."""
+"""Build kernels side by side, and the launch records of a call as soon as its kernels are built."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from jitkern.prewarming.tasks import (
     Broken,
     Group,
     Kernel,
+    Launches,
     Manner,
     Message,
     More,
     Note,
-    Plans,
     Result,
 )
 from jitkern.prewarming.workers import Died, Done, workers
@@ -118,10 +118,10 @@ class Builder:
         self._broken: set[int] = set()  # the kernels that did not compile
         self._work_of: dict[int, _Work] = {}  # by the numbers of its launchers
         self._rows: dict[int, list[Result]] = {}
-        self._plans: dict[int, list[Result]] = {}
+        self._launches: dict[int, list[Result]] = {}
 
     def build(self, groups: Sequence[Group]) -> list[Result]:
-        """Return results of kernels, the runtime, then plans, each in the order of `groups`.
+        """Return results: kernels, the runtime, launch records, each in the order of `groups`.
 
         Raises CacheError if the cache is unusable.
         """
@@ -218,8 +218,8 @@ class Builder:
                     self._tell(text)
             case More(count):
                 self._total += count
-            case Plans(results):
-                self._plans[number] = results
+            case Launches(results):
+                self._launches[number] = results
                 if results:
                     self._want(self._work_of[number].runtime)
             case Done():
@@ -272,15 +272,17 @@ class Builder:
         return task
 
     def _steps(self, work: _Work) -> Steps:
-        """Return the results of a group: of kernels, of what all ops need, and of plans."""
+        """Return a group's results: of kernels, of what all ops need, and of launch records."""
         if work.failed and self._stopped:
             return work.failed[:1], [], []
         refused = self._gathered(work.launchers)
         recorders = [] if work.recorder is None else [work.recorder]
-        plans = [result for number in work.launchers for result in self._plans.get(number, [])]
-        runtimes = self._gathered([work.runtime, *recorders] if plans else [])
+        launches = [
+            result for number in work.launchers for result in self._launches.get(number, [])
+        ]
+        runtimes = self._gathered([work.runtime, *recorders] if launches else [])
         kernels = [*work.failed, *work.left_out, *self._gathered(work.kernels)]
-        return kernels, [*runtimes, *refused], plans
+        return kernels, [*runtimes, *refused], launches
 
     def _gathered(self, numbers: Iterable[int]) -> list[Result]:
         return [result for number in numbers for result in self._rows.get(number, [])]
@@ -291,7 +293,7 @@ def _is_among(number: int, choices: list[list[set[int]]]) -> bool:
 
 
 def in_steps(known: Iterable[Known]) -> list[Result]:
-    """Return the results of groups: all kernels first, then the runtime, then all plans."""
+    """Return the results of groups: all kernels, then the runtime, then all launch records."""
     steps = zip(*(group.steps for group in known))
     return list(_once([result for step in steps for results in step for result in results]))
 

@@ -71,7 +71,7 @@ class Fleet:
         self._stopped = False
 
     def build(self, groups: Sequence[Group]) -> list[Result]:
-        """Return results of kernels, the runtime, then plans, each in the order of `groups`.
+        """Return results: kernels, the runtime, launch records, each in the order of `groups`.
 
         No worker gets what the cache has. Raises CacheError if the cache is unusable.
         """
@@ -207,8 +207,8 @@ class Fleet:
             try:
                 adopt(self._cache, outcome.bundle)
                 return [
-                    Known((here(kernels), here(runtimes), here(plans)), notes)
-                    for (kernels, runtimes, plans), notes in outcome.known
+                    Known((here(kernels), here(runtimes), here(launches)), notes)
+                    for (kernels, runtimes, launches), notes in outcome.known
                 ]
             except BundleError as e:
                 reason = f"the bundle of its part is refused: {e}"

@@ -19,7 +19,7 @@ import torch
 
 from jitkern import config, jit
 from jitkern.cache import VERSION, events, usage
-from jitkern.cache.key import canonical
+from jitkern.cache.key import canonical, label_of
 from jitkern.cache.manifest import NAME
 from jitkern.compilers import compiler_for
 from jitkern.errors import DeclarationError, JitkernError
@@ -28,12 +28,12 @@ from jitkern.launch.tuned import Tuned, parts_of
 from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.kinds import ITSELF, Variant
-from jitkern.source.variant_key import label_of, make_key
+from jitkern.source.variant_key import make_key
 from jitkern.target import this_platform
 from jitkern.trace.world import world_of
 
 MAX_BYTES = 16 << 20
-Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, the runtime, plans
+Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, the runtime, launch records
 
 
 class Known(NamedTuple):
@@ -68,8 +68,8 @@ class Records:
             steps = [[self._result_of(*row) for row in step] for step in record["steps"]]
             if len(steps) != 3 or any(None in step for step in steps):
                 return None
-            kernels, runtimes, plans = [[r for r in step if r] for step in steps]
-            return Known((kernels, runtimes, plans), list(map(str, record["notes"])))
+            kernels, runtimes, launches = [[r for r in step if r] for step in steps]
+            return Known((kernels, runtimes, launches), list(map(str, record["notes"])))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

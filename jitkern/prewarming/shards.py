@@ -116,7 +116,7 @@ def shard_of(every: Iterable[Wanted], part: int, parts: int) -> list[Wanted]:
     """Keep only the calls that shard `part` (from 1) of `parts` must prewarm.
 
     The sets of kernels that calls use are dealt out evenly, so that one part builds a kernel and
-    the plans that need it. Every machine deals alike, whatever its targets.
+    the launch records that need it. Every machine deals alike, whatever its targets.
     """
     every = list(every)
     units: dict[Unit, tuple[Wanted, list[Sample]]] = {}

@@ -1,4 +1,4 @@
-"""Tasks of a prewarm: kernels to compile, and then the plans that launch them.
+"""Tasks of a prewarm: kernels to compile, and then the launch records over them.
 
 A task runs in any process that has imported the op, and yields messages while it runs.
 """
@@ -24,7 +24,7 @@ from jitkern.errors import (
 )
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
-from jitkern.prewarming.ahead import keep_plans, refused_by, traces_of
+from jitkern.prewarming.ahead import keep_all, refused_by, traces_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -94,8 +94,8 @@ class More(NamedTuple):
     more: int
 
 
-class Plans(NamedTuple):
-    """The results of plans, which are in the cache now."""
+class Launches(NamedTuple):
+    """The results of launch records, which are in the cache now."""
 
     results: list[Result]
 
@@ -106,7 +106,7 @@ class Broken(NamedTuple):
     reason: str
 
 
-Message = Result | Note | More | Plans | Broken
+Message = Result | Note | More | Launches | Broken
 
 
 class Kernel(NamedTuple):
@@ -150,13 +150,13 @@ class Kernel(NamedTuple):
 
 
 class Launchers(NamedTuple):
-    """The plans of calls whose kernels, all the same, are in the cache by now."""
+    """The launch records of calls whose kernels, all the same, are in the cache by now."""
 
     group: Group
     calls: list[tuple[Any, ...]]
 
     def perform(self, _: Manner) -> Iterator[Message]:
-        """Check the calls, trace them, and publish their plans."""
+        """Check the calls, trace them, and publish their records."""
         op, source, target = self.group.op, self.group.source, self.group.target
         if refused := refused_by(op, source, target, self.calls):
             yield More(len(refused))
@@ -166,12 +166,12 @@ class Launchers(NamedTuple):
         traces, reasons = traces_of(op, source, target, self.calls)
         for reason in reasons:
             yield Note(f"{op.name} for {target} keeps to its Python launcher: {reason}")
-        yield Plans([
+        yield Launches([
             Result(
                 op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
                 path=str(entry.path),
             )
-            for entry, new in keep_plans(op, source, target, traces)
+            for entry, new in keep_all(op, source, target, traces)
         ])  # fmt: skip
 
     def result(self, status: str, **rest: Any) -> Result:

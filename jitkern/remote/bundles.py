@@ -86,7 +86,7 @@ def _packed(
 
 def _newest(package: str, made_by: Iterable[Mapping[str, str]]) -> str:
     """Return the newest version of a package, by what its entries say; "" if they say none."""
-    own = package.startswith("jitkern")  # jitkern makes the plans of every package
+    own = package.startswith("jitkern")  # jitkern makes the launch records of every package
     texts = {m.get("version", "") for m in made_by if own or m.get("name") != "jitkern"}
     return max(texts, key=lambda text: [*map(int, re.findall(r"\d+", text))], default="")
 

@@ -6,7 +6,7 @@
     v1/entries/<target>/<folder name>.tar      a bundle of one entry, never changed
 
 A machine is a target with its platform, e.g. `cuda-sm_90-cu130-torch2.13.0-linux_x86_64`: all that
-its processes may miss, be it for the kernels, the plans or the Extensions, is in its bundles.
+its processes may miss, be it for the kernels, the records or the Extensions, is in its bundles.
 """
 
 from __future__ import annotations

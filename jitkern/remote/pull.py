@@ -78,7 +78,7 @@ def _objects(
 ) -> Iterator[tuple[str, Bundle]]:
     """Yield the name of each bundle that is wanted with the bundle, and those of entries alone."""
     wanted = dict.fromkeys(machines, packages)
-    for machine in [*wanted]:  # their plans need the runtime, which lies under the host
+    for machine in [*wanted]:  # their launch records need the runtime, which lies under the host
         wanted.setdefault(layout.host_of(machine), (layout.RUNTIME_PACKAGE,))
     has_loose = []
     for machine, only in wanted.items():

@@ -1,4 +1,4 @@
-"""C in this process: trampolines, variants, plans, and the build of the launch runtime."""
+"""C in this process: trampolines, variants, records, and the build of the launch runtime."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
         guards as guards,
         linker as linker,
         own_code as own_code,
-        plans as plans,
-        recall as recall,
+        records as records,
         registry as registry,
         slot as slot,
         symbols as symbols,

@@ -236,16 +236,22 @@ def prepare() -> bool:
     return False
 
 
-def adopt(load: Callable[[], ctypes.CDLL]) -> bool:
-    """Use the runtime that `load` returns, unless one was looked up; returns whether there is one.
+def is_looked_up() -> bool:
+    """Return whether a runtime was looked for in the cache."""
+    return _state.looked_up
 
-    Raises what `load` raises.
-    """
+
+def is_awaited() -> bool:
+    """Return whether a runtime was looked for in vain: it is being built, or there is none."""
+    return _state.looked_up and _state.runtime is None
+
+
+def adopt(library: ctypes.CDLL) -> None:
+    """Use the runtime in a loaded library, unless one was looked up."""
     with _lock:
         if not _state.looked_up and code_page.supported():
-            _use(load())
+            _use(library)
             _state.looked_up = True
-    return _state.runtime is not None
 
 
 def _use(library: ctypes.CDLL) -> None:

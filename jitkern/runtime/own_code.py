@@ -1,4 +1,4 @@
-"""The files of jitkern itself on which kept plans depend."""
+"""The files of jitkern itself on which records of calls depend."""
 
 from __future__ import annotations
 
@@ -7,62 +7,45 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from jitkern import __version__
-from jitkern.files import owned
+from jitkern import IMPORTED, __version__
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports less
-_OF_A_TRACE = (  # beside the rooms launch and trace
-    "calls/call_class.py", "calls/signature.py", "runtime/linker.py", "runtime/plans.py",
-    "source/defining_file.py", "source/dtypes.py", "source/kinds.py",
-    "source/triton_decorators.py", "source/triton_text.py",
+_ROOMS = ("launch", "trace")  # which decide what a trace gives, with `source`'s part of the FILES
+FILES = (  # beside these rooms: what turns sources, the machine and the runtime into keys, too
+    "cache/key.py", "cache/records.py", "calls/call_class.py", "calls/signature.py",
+    "compilers/__init__.py", "compilers/cpp/cc.py", "compilers/cpp/generated.py",
+    "compilers/cuda/nvrtc.py", "compilers/triton/compiler.py", "jit/request.py",
+    "runtime/linker.py", "runtime/program.c", "runtime/records.py", "runtime/runtime.c",
+    "source/closure.py", "source/defining_file.py", "source/dtypes.py", "source/includes.py",
+    "source/kinds.py", "source/triton_decorators.py", "source/triton_text.py",
+    "source/variant_key.py", "target.py",
 )  # fmt: skip
-_OF_A_KEY = (  # what turns sources, the machine and the text of the runtime into names of entries
-    "cache/facts.py", "cache/key.py", "cache/receipts.py", "compilers/__init__.py",
-    "compilers/cpp/cc.py", "compilers/cpp/generated.py", "compilers/cuda/nvrtc.py",
-    "compilers/triton/compiler.py", "jit/request.py", "runtime/program.c", "runtime/recall.py",
-    "runtime/runtime.c",
-    "source/closure.py", "source/includes.py", "source/variant_key.py", "target.py",
-)  # fmt: skip
+_TICK = 2_000_000_000  # nanoseconds within which two changes of a file may have one time
 
 
-def _files_of_a_trace() -> Iterator[str]:
-    """Yield the paths of the files that decide what a trace gives."""
-    for name in _OF_A_TRACE:
+def _paths() -> Iterator[str]:
+    for name in FILES:
         yield f"{_PACKAGE}/{name}"
-    folders = [f"{_PACKAGE}/launch", f"{_PACKAGE}/trace"]
+    folders = [f"{_PACKAGE}/{room}" for room in _ROOMS]
     for folder in folders:  # it grows
         for item in os.scandir(folder):
-            if item.name.endswith((".py", ".h")):
+            if item.name.endswith(".py"):
                 yield item.path
             elif item.name != "__pycache__" and item.is_dir():
                 folders.append(item.path)
 
 
 @functools.cache
-def of_a_trace() -> str:
-    """Return a digest of the code of jitkern that decides what a trace gives."""
+def digest() -> str:
+    """Return a digest of the code of jitkern that decides which entries serve a call, and how."""
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted(_files_of_a_trace()):
+    for path in sorted(_paths()):
         with open(path, "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
 
 
-@functools.cache
-def state() -> str:
-    """Return the digest that `look` gave when this process first asked."""
-    return look()[0]
-
-
-def look() -> tuple[str, int]:
-    """Return a digest of the files that decide which entries serve a call, and when one changed.
-
-    The digest is of their sizes, times and inodes, by which a change shows without a read; the
-    number of a device may be another one after the next start. The time is that of the latest
-    change, in nanoseconds since 1970.
-    """
-    paths = [*sorted(_files_of_a_trace()), *(f"{_PACKAGE}/{name}" for name in _OF_A_KEY)]
-    identities = [owned.identity(os.stat(path))[1:] for path in paths]  # noqa: PTH116  sixty
-    text = repr((__version__, paths, identities))
-    latest = max(max(times) for *_, times in ((i[:-2], i[-2:]) for i in identities))
-    return hashlib.sha256(text.encode()).hexdigest(), latest
+def is_what_runs() -> bool:
+    """Return whether none of these files has changed since this process imported jitkern."""
+    changed = (max(s.st_mtime_ns, s.st_ctime_ns) for s in map(os.stat, _paths()))
+    return max(changed) <= IMPORTED - _TICK

@@ -1,10 +1,11 @@
-"""An op's place in the launch runtime: its variants in this process, and its plans in the cache."""
+"""An op's place in the launch runtime: its variants in this process, and their records."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,45 +13,42 @@ import torch
 
 from jitkern import after_fork, config, jit, launch, runtime as room
 from jitkern.cache import events
-from jitkern.calls.call_class import class_of, example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
+from jitkern.runtime import binding
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
-from jitkern.source.kinds import Generated, Source
+from jitkern.source.kinds import Source
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
     from jitkern.launch.symbols import Frozen
-    from jitkern.runtime.plans import Plan, Plans
+    from jitkern.runtime.records import Record
     from jitkern.target import Target
     from jitkern.trace.program import Program
 
-LATEST = 16  # worlds, sources and targets whose plans are at hand
 CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
 MOST = 256  # values and worlds that are remembered
 REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 between two refused traces
 _log = logging.getLogger(__name__)
-RUNTIME = Generated("runtime.c", text="")  # with which the launch runtime is loaded from its entry
 
 
 class Calls:
     """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
 
     def __init__(self) -> None:
-        # Plans of the cache that were not tried yet, each with its entry.
-        self.plans: Iterator[tuple[Entry, Plan]] | None = None
-        self.world: World | None = None  # the world of these plans
-        self.fetches = 0  # of this process when these plans were looked up
+        # Records of the cache that were not tried yet, each with its entry.
+        self.records: Iterator[tuple[Entry, Record]] | None = None
+        self.world: World | None = None  # the world of these records
+        self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
         self.constants = 0  # programs that serve no other number, or no other world
         self.rests = 0  # calls until the next trace: exponential backoff
         self.appended = False  # whether a program serves, or will as soon as there is a runtime
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
-        self.has_receipt: bool | None = None  # None: a receipt was not looked for yet
 
     def is_due(self) -> bool:
         """Whether to trace a call that no variant served."""
@@ -93,7 +91,6 @@ class Slot:
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
         self._calls: dict[tuple[Any, ...], Calls] = {}
-        self._plans: OrderedDict[tuple[Any, ...], Plans] = OrderedDict()  # of the latest worlds
         self._frozen: list[Frozen] = []
         self._worlds: dict[str, None] = {}  # the identities of those of the variants
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
@@ -119,63 +116,49 @@ class Slot:
         return calls if calls is not None else self._calls.setdefault(kind, Calls())
 
     def recall(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
-        """Append the next variant that a plan names for calls like this one, if there is one.
+        """Append the next variant that a record names for calls like this one, if there is one.
 
-        The variant serves as soon as the runtime is loaded. Returns whether a variant was appended.
-        Raises nothing.
+        Returns whether one was appended, and serves. Raises nothing.
         """
+        if config.current().compiler == "exact" or binding.is_awaited():
+            return False
         if calls.world and not calls.world.holds():
             if calls.rests > 1:  # what keeps changing would cost a lookup each time
                 return False
-        elif calls.world and calls.plans is None and not self.may_have_more(calls):
-            return False
-        if config.current().compiler == "exact":
+        elif calls.world and calls.records is None and not self.may_have_more(calls):
             return False
         with self.lock:
             try:
                 return self._append_next(calls, launcher, args)
             except (JitkernError, OSError, ValueError) as e:
-                calls.plans = None
-                _log.info("%s: cannot use its plans, tracing again: %s", self.signature.name, e)
+                calls.records = None
+                _log.info("%s: cannot use its records, tracing: %s", self.signature.name, e)
                 return False
 
     def may_have_more(self, calls: Calls) -> bool:
-        """Return whether a remote may have brought plans since these calls looked for some."""
+        """Return whether a remote may have brought records since these calls looked for some."""
         return calls.fetches != events.fetches()
 
     def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
-        world = world_of(launch.tuned.parts_of(launcher.function))
+        function = launcher.function
+        plain = isinstance(function, types.FunctionType)
+        world = world_of((function,) if plain else launch.tuned.parts_of(function))
+        read = room.records.reader()
         if world is not calls.world or self.may_have_more(calls):
-            calls.fetches = events.fetches()
-            plans = self.plans(launcher, world)
-            calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
-            calls.world = world
-        for entry, plan in calls.plans or ():
-            entries = [room.plans.entry_of(name) for name in plan.kernels]
-            if None in entries:
+            calls.fetches, calls.world = events.fetches(), world
+            known = room.records.Class.of(self.signature, launcher, world, args)
+            calls.records = iter(room.records.found(known, read))
+        for found, record in calls.records or ():
+            entries = [read.find(reference) for reference in record.kernels]
+            if None in entries or not room.records.has_runtime(record, read):
                 continue
             kernels = [jit.load.load_entry(launcher.source, entry) for entry in entries if entry]
-            variant = Loaded(plan.program, kernels, world)
+            variant = Loaded(record.program, kernels, world)
             if self.append(calls, variant, launcher.device, config.current()):
-                if not calls.has_receipt and not plan.constant:
-                    calls.has_receipt = True
-                    room.recall.leave(self, launcher, world, class_of(args), entry.path)
+                events.use(found.path)
                 return True
-        calls.plans = None
+        calls.records = None
         return False
-
-    def plans(self, launcher: Launcher, world: World) -> Plans:
-        """Return the plans of this launch function in this world."""
-        function, source, target, _ = launcher
-        key = (world, source, target)
-        if key not in self._plans:
-            op, schema = self.signature.name, self.signature.schema
-            for known in [known for known in self._plans if not known[0].holds()]:
-                del self._plans[known]  # a world keeps alive what its names were bound to
-            self._plans[key] = room.plans.Plans(op, schema, function, world, source, target)
-            while len(self._plans) > LATEST:
-                self._plans.popitem(last=False)
-        return self._plans[key]
 
     def refuse(self, calls: Calls, why: str) -> None:
         """Note why calls keep the Python launcher. Other branches may be traced all the same."""
@@ -248,7 +231,6 @@ class Slot:
             for calls in self._calls.values():
                 calls.forgotten = True
             self._calls.clear()
-            self._plans.clear()
             self._places.clear()
             self.serving = frozenset()
             self._frozen.clear()

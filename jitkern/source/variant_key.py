@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from jitkern import config
-from jitkern.cache.key import Key, digest_of
-from jitkern.cache.layout import LONGEST_PLACE
+from jitkern.cache.key import Key, digest_of, label_of
 from jitkern.source.closure import Closure
 from jitkern.source.includes import expanded
 from jitkern.source.kinds import CUDA, Source, Variant
 from jitkern.target import Target, gpus_for, processor_for
 
-_LONGEST = 100  # letters of an op's name in that of a folder
-_SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
 SCHEMA = 5  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
@@ -53,18 +49,6 @@ def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
         },
         "environment": {name: environment.get(name) for name in source.environment},
     }
-
-
-def label_of(op: str, label: str, target: str, end: str = "") -> str:
-    """The label of an entry of an op, in letters that names of folders may have.
-
-    It is cut, in front of `end`, to what `LONGEST_PLACE` leaves beside the target and a digest.
-    """
-    namespace, _, name = op.partition("::")
-    name = name if namespace == "jitkern" else f"{namespace}.{name}"
-    plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
-    room = LONGEST_PLACE - len(f"{target}/-") - 16 - len(end)
-    return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
 
 
 def _machine(source: Source) -> dict[str, Any]:

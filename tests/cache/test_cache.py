@@ -295,32 +295,6 @@ def test_an_untrusted_root_is_refused(tmp_path):
         Cache.open(Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path)}))
 
 
-def test_entries_of_a_label_are_found_in_every_layer_and_as_they_come(tmp_path, variant, target):
-    layer = Cache(tmp_path / "layer")
-    cache = Cache(tmp_path / "root", (layer.root,))
-    folders = [root / "v1" / str(target) for root in (layer.root, cache.root)]
-
-    def added(where, flag, label="f.plan"):
-        key = make_key(variant, target, (flag,), closure_of(variant.source))
-        return publish(where, key._replace(label=label)).path.name
-
-    def names():
-        return [entry.path.name for entry in cache.labelled(str(target), "f.plan")]
-
-    assert names() == []
-    known = {added(layer, "1"), added(cache, "2"), added(layer, "2")}
-    added(cache, "3", "f.plan.other")
-    for folder in folders:
-        os.utime(folder, (0, 0))  # long ago: what is listed now is kept
-    assert names() == sorted(known)
-    known.add(added(cache, "4"))
-    assert names() == sorted(known)
-    for folder in folders:
-        os.utime(folder, (0, 0))
-    (folders[1] / added(cache, "5")).rename(tmp_path / "gone")  # a listing is not believed
-    assert names() == sorted(known)
-
-
 @pytest.mark.long
 def test_readers_never_see_part_of_an_entry(cache, key):
     seen, stop = set(), threading.Event()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config
-from jitkern.cache import eviction, layout, receipts, usage
+from jitkern.cache import eviction, layout, usage
 from jitkern.cache.layout import TAG, TAG_TEXT
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import QUARANTINED
@@ -78,13 +78,11 @@ def everything_automatic(cache, put):
         assert cache.find(key) is None
     key, entry = put(cache, 0)
     cache.keep_log(key, entry.path)
-    receipts.leave(config.current(), "a" * 64, [entry], {}, new=True)
     for name in ("01", "02"):
         (cache.root / "v1" / "stats" / f"{name}.jsonl").write_text("{}\n")
     eviction.after_publish(cache, 10**9, max_size=1, max_age=1)
     usage.compact(cache.root)
     cache.purge(0.0)
-    receipts.forget(cache.root)
     with cache.staging():
         pass
 
@@ -179,7 +177,6 @@ def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
         except CacheError:
             pass
         usage.compact(cache_dir)
-        receipts.forget(cache_dir)
     assert listing(documents) == before
 
 

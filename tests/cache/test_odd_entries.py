@@ -12,14 +12,16 @@ import processes
 import pytest
 
 from jitkern import config, jit
-from jitkern.cache import eviction, facts, usage
-from jitkern.cache.key import canonical
+from jitkern.cache import eviction, usage
+from jitkern.cache.key import Key, canonical, digest_of
 from jitkern.cache.layout import is_entry_name
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
 from jitkern.loading.loader import load
-from jitkern.runtime import plans
+from jitkern.ops import vec_add
+from jitkern.runtime import records
+from jitkern.runtime.slot import Launcher
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Variant
 from jitkern.source.variant_key import make_key
@@ -80,14 +82,24 @@ KERNELS = {
     "an empty library": lambda path: with_artifact(path, b""),
     "text for a library": lambda path: with_artifact(path, b"[]"),
 }
-PLANS = {
-    text: lambda path, text=text: with_artifact(path, text.encode())
-    for text in (
-        "null", "1", "[]", "{}", '"plan"', "[null,null,null,null]", '["abc",[],"",false]',
-        '[["a","b","c"],["abc"],"",false]', '[["../..","x","y"],[],"",false]', '[["a","b",1],[],"",false]', "[[{},{},{}],[],{},{}]",
-        "[" * 9999, "9" * 5000, "NaN", "\x00",
-    )
-}  # fmt: skip
+CONTENTS = (
+    "null", "1", "[]", "{}", '"call"', "[null,null,null,null]", '{"kernels":[],"runtime":null}',
+    '{"program":["abc",[],"",0],"kernels":[],"runtime":null,"files":[],"absent":[],"example":""}',
+    '{"program":[],"kernels":[["../..","x","y"]],"runtime":null,"files":[],"absent":[],"example":""}',
+    '{"program":[],"kernels":[],"runtime":3,"files":[],"absent":[],"example":""}',
+    '{"files":[[9,"x"]],"absent":[[0,0]]}', '{"files":[[[9,"x"],"y"]],"absent":[]}',
+)  # fmt: skip
+
+
+def with_content(path, text, *, agreeing=False):
+    """Put this content into a record; `agreeing`: under the name that such a content has."""
+    content = json.loads(text)
+    sealed(path, meta={"content": content})
+    if agreeing:
+        with_inputs(path, which=digest_of(content))
+        digest = Manifest.decode((path / NAME).read_bytes()).digest
+        path = path.rename(path.with_name(f"{path.name.rpartition('-')[0]}-{digest[:16]}"))
+    return path
 
 
 @pytest.fixture
@@ -97,7 +109,7 @@ def variant(source):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A cache in which a kernel and its plan lie."""
+    """A cache in which a kernel and the record of a call lie."""
     root = tmp_path_factory.mktemp("made") / "cache"
     environment = {**os.environ, "JITKERN_CACHE_DIR": str(root)}
     processes.run([sys.executable, "-W", "ignore", "-c", CALL], env=environment, check=True)
@@ -127,38 +139,40 @@ def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
     assert load(source, jit.open_cache().find(jit.key_of(variant, target))).address
 
 
+@pytest.mark.parametrize("agreeing", [False, True])
+@pytest.mark.parametrize("odd", CONTENTS)
+def test_an_odd_record_is_none(odd, agreeing, warm):
+    path = with_content(the_entry(warm, "vec_add.call"), odd, agreeing=agreeing)
+    entry = Cache(warm).look_up(path.parent.name, path.name).entry
+    launcher = Launcher(None, vec_add.sources["cpu"][0], Target.current("cpu"), None)
+    with config.using(cache_dir=warm):
+        assert not [
+            *records.of_keys(
+                [Key(entry.manifest.inputs, "", "vec_add.call")], launcher, records.reader()
+            )
+        ]
+        key = Key(entry.manifest.inputs, "", path.name.rpartition("-")[0])
+        assert not [*records.of_keys([key], launcher, records.reader())]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("odd", ["null", '["abc",[],"",false]', '[["../..","x","y"],[],"",false]'])
-def test_an_odd_plan_is_made_again(odd, warm, run_python):
-    path = the_entry(warm, "vec_add.plan")
-    PLANS[odd](path)
+@pytest.mark.parametrize("odd", [CONTENTS[0], *CONTENTS[7:9]])
+def test_beside_an_odd_record_another_is_made(odd, warm, run_python):
+    with_content(the_entry(warm, "vec_add.call"), odd, agreeing=True)
     done = run_python(CALL)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-    assert Cache(warm).look_up(path.parent.name, path.name).entry
-
-
-@pytest.mark.parametrize("odd", PLANS)
-def test_an_odd_plan_is_none(odd, warm):
-    path = the_entry(warm, "vec_add.plan")
-    PLANS[odd](path)
-    entry = Cache(warm).look_up(path.parent.name, path.name).entry
-    with pytest.raises(ValueError, match=r"."):
-        plans._read(entry)
+    assert len([path for path in Cache(warm).paths() if path.name.startswith("vec_add.call")]) == 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernels", [[], ["another"]])
-def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels, warm, run_python):
-    path = the_entry(warm, "vec_add.plan")
-    program, named, example, constant = json.loads((path / facts.ARTIFACT).read_bytes())
-    others = [[named[0][0], "vec_add.f64", "0" * 64] for _ in kernels]
-    with_artifact(path, canonical([program, others, example, constant]))
-    entry = Cache(warm).look_up(path.parent.name, path.name).entry
-    with pytest.raises(ValueError, match="its key"):
-        plans._read(entry)
+@pytest.mark.parametrize("kernels", [0, 1])
+def test_a_record_of_other_kernels_does_not_serve(kernels, warm, run_python):
+    path = the_entry(warm, "vec_add.call")
+    content = json.loads((path / NAME).read_bytes())["meta"]["content"]
+    others = [[content["kernels"][0][0], "vec_add.f64", "0" * 64]] * kernels
+    with_content(path, json.dumps({**content, "kernels": others}), agreeing=True)
     done = run_python(CALL)  # a program over too few kernels reads what lies behind them
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-    assert json.loads((path / facts.ARTIFACT).read_bytes())[1] == named
 
 
 TOO_LARGE = (

@@ -120,7 +120,7 @@ def test_two_that_compact_at_once_count_nothing_twice(root, monkeypatch):
     assert usage.total(root)["hits"] == {"user": 30}
 
 
-def test_hits_by_receipt_are_counted_once_after_a_fork(root, run_python):
+def test_hits_are_counted_once_after_a_fork(root, run_python):
     code = f"""
 import os
 from pathlib import Path

@@ -3,8 +3,8 @@
 import pytest
 
 import jitkern.ops
-from jitkern.cache.key import Key, digest_of
-from jitkern.cache.layout import LONGEST_PLACE, is_entry_name
+from jitkern.cache.key import LONGEST_PLACE, Key, digest_of, label_of
+from jitkern.cache.layout import is_entry_name
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache_tools import bundle, chosen, ustar
 from jitkern.cache_tools.bundle import BundleError
@@ -12,7 +12,6 @@ from jitkern.cache_tools.listing import Wanted
 from jitkern.files import signature
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
-from jitkern.source.variant_key import label_of
 from jitkern.target import Target
 
 GPU = Target("cuda", "sm_90", "130", "2.13.0")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config, jit
-from jitkern.cache import eviction, receipts
+from jitkern.cache import eviction
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import GRACE
 from jitkern.cache.store import Cache
@@ -93,19 +93,6 @@ def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
     cache_tools.remove(cache, [path, path])
     assert not path.exists()
     assert list((cache.root / "v1" / "trash").iterdir()) == []
-
-
-def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
-    kept, gone = put(1), put(2)
-    (layer,) = cache.trusted_layers()
-    of_kept, of_gone = (cache.entry_at(layer, path, "size") for path in (kept, gone))
-    receipts.leave(config.current(), "a" * 64, [of_kept], {}, new=True)
-    receipts.leave(config.current(), "b" * 64, [of_kept, of_gone], {}, new=True)
-    folder = cache.root / "receipts"
-    (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
-    (folder / "notes").write_text("mine")
-    cache_tools.remove(cache, [gone])
-    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "c" * 64, "notes"]
 
 
 def test_what_was_put_aside_in_place_of_v1_is_purged(cache, put):

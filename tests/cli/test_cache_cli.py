@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config
-from jitkern.cache import facts
+from jitkern.cache import records
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import Wanted
@@ -23,13 +23,14 @@ OTHER = "cuda-sm_90-cu130-torch2.11.0"
 def put(cache_dir, variant, target):
     """Publish an entry of this op for this target, last used `age` seconds ago."""
 
-    def put(op="test::scale", target=target, size=1000, age=0.0, fact="", **variant_fields):
+    def put(op="test::scale", target=target, size=1000, age=0.0, record="", **variant_fields):
         made = variant._replace(op=op, **variant_fields)
         key = make_key(made, target, (), closure_of(made.source))
-        if fact:
-            key = facts.key_of(fact, op, str(target), key.label, {})
+        if record:
+            key = records.key_of(record, op, str(target), key.label, {})
         with (cache := Cache(cache_dir)).staging() as staging:
-            (staging / "out.so").write_bytes(bytes(size))
+            if not record:
+                (staging / "out.so").write_bytes(bytes(size))
             manifest = Manifest(key.inputs, compiler={"name": "cc", "version": "1"}, seconds=2.0)
             entry = cache.publish(key, staging, manifest)
         os.utime(entry.path / NAME, (time.time() - age,) * 2)
@@ -228,10 +229,10 @@ def test_a_target_means_the_host_code_for_it_too(put, rows, target):
     assert [r["op"] for r in rows("ls", "--target", str(device))] == ["mylib::a", "mylib::b"]
 
 
-def test_a_bundle_of_plans_brings_the_runtime_that_they_need(put, target, cache_dir):
+def test_a_bundle_of_records_brings_the_runtime_that_they_need(put, target, cache_dir):
     host = target._replace(platform="linux_x86_64")
     runtime = Generated("runtime.c", text="int x;")
-    put("mylib::a", target=host, fact="plan")
+    put("mylib::a", target=host, record="call")
     put("jitkern::runtime", target=host, source=runtime)
     put("jitkern::runtime", target=host._replace(torch="2.11.0"), source=runtime)
     put("mylib::b", target=host)

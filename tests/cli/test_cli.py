@@ -151,7 +151,7 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
 def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
     processes = multiprocessing.get_context("fork")
     ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
-    keep = tasks.keep_plans
+    keep = tasks.keep_all
 
     def waiting(variant, target, **options):
         if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
@@ -164,7 +164,7 @@ def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monke
         return keep(op, *rest)
 
     monkeypatch.setattr(jit, "ensure_and_tell", waiting)
-    monkeypatch.setattr(tasks, "keep_plans", kept)
+    monkeypatch.setattr(tasks, "keep_all", kept)
     code, out, _ = cli("prewarm", "muladd", "vec_add", "--jobs", "2", "--json", "--keep-going")
     report = last_json(out)
     assert (code, report["failed"]) == (0, 0)

@@ -287,7 +287,7 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
     def keep(call, *rest, **options):
         source = extension._source(call)
         target = source.exact(extension._target(source))
-        keys.append((source.all_flags(), closure(source).files, target, memo.digest_of(call)))
+        keys.append((source.all_flags(), closure(source).files, target, memo.key_of(call)))
 
     monkeypatch.setattr(api, "_answer", keep)
     common = {"no_implicit_headers": True}
@@ -307,7 +307,7 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
     def keys(*flags):
         variant = Variant("inline::x", extension._source(call(*flags)))
-        return jit.key_of(variant, Target.current("cpu")).digest, memo.digest_of(call(*flags))
+        return jit.key_of(variant, Target.current("cpu")).digest, memo.key_of(call(*flags)).digest
 
     found = []
     for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):

@@ -13,11 +13,24 @@ import torch
 from inline_modules import MODULE, answers, forget_answers, module, value
 
 from jitkern import config
-from jitkern.cache import receipts, usage
+from jitkern.cache import usage
 from jitkern.dropin import memo
 from jitkern.errors import CompileError, CompilerNotFound, NotCached
+from jitkern.loading import LOADED
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+
+
+def shortcuts(cache_dir):
+    return sorted(cache_dir.glob("v1/*/inline.*.shortcut.*"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The keys of the records that calls ask for."""
+    keys, key_of = [], memo.key_of
+    monkeypatch.setattr(memo, "key_of", lambda call: keys.append(key_of(call)) or keys[-1])
+    return keys
 
 
 # Processes, locks, failures.
@@ -64,29 +77,29 @@ m = jitkern.load_inline("drop_in_warm", {MODULE % ""!r}, no_implicit_headers=Tru
 unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child_process", "setuptools"}}
 print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats()]))
 """
-    by_receipt = run_python(code % "cache.entry", PATH="/nonexistent", JITKERN_COMPILE="never")
-    shutil.rmtree(cache_dir / "receipts")
+    by_record = run_python(code % "cache.store", PATH="/nonexistent", JITKERN_COMPILE="never")
+    shutil.rmtree(shortcuts(cache_dir)[0])
     by_lookup = run_python(code % "jit.build", PATH="/nonexistent", JITKERN_COMPILE="never")
-    for done in (by_receipt, by_lookup):
+    for done in (by_record, by_lookup):
         assert done.returncode == 0, done.stderr
         answer, loaded, stats = json.loads(done.stdout)
         assert (answer, loaded, stats["hits"], stats["compiles"]) == (42, [], 1, 0)
-    assert len(list((cache_dir / "receipts").iterdir())) == 1, "the lookup leaves one, too"
+    assert len(shortcuts(cache_dir)) == 1, "the lookup leaves one, too"
     assert usage.total(cache_dir)["hits"] == {"user": 2}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("broken", ["receipt", "artifact", "mode", "link", "entry", "other root"])
-def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
-    broken, cache_dir, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("broken", ["record", "artifact", "mode", "link", "entry"])
+def test_a_record_that_is_odd_in_any_way_leads_to_the_lookup(broken, cache_dir, tmp_path, asked):
     path = Path(module("drop_in_odd").__file__)
-    (receipt,) = (cache_dir / "receipts").iterdir()
+    (record,) = shortcuts(cache_dir)
     forget_answers()
-    with receipts.read(config.current(), receipt.name) as (found, _):
-        assert found["opens"]["path"] == str(path)
-    if broken == "receipt":
-        receipt.write_bytes(receipt.read_bytes()[:-1])
+    assert memo.recall(asked[0]).answer() == 42
+    forget_answers()
+    LOADED.pop(str(path))
+    if broken == "record":
+        manifest = record / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes()[:-1])
     elif broken == "artifact":
         binary = path.read_bytes()
         path.unlink()  # what is loaded keeps its file
@@ -96,17 +109,20 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     elif broken == "link":
         moved = path.rename(tmp_path / path.name)
         path.symlink_to(moved)
-    elif broken == "entry":
-        (path.parent / "manifest.json").unlink()
     else:
-        shutil.copytree(cache_dir, tmp_path / "copy")
-        monkeypatch.setattr(
-            "jitkern.config._current",
-            config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
-        )
-    with pytest.raises((OSError, ValueError)), receipts.read(config.current(), receipt.name):
-        pass
-    assert memo.recall(receipt.name) is None
+        (path.parent / "manifest.json").unlink()
+    assert memo.recall(asked[0]) is None
+
+
+@pytest.mark.long
+def test_a_record_serves_another_root_too(cache_dir, tmp_path, asked):
+    """No path is in it: it is as good in a bundle, a layer or a copy."""
+    module("drop_in_moved")
+    shutil.copytree(cache_dir, tmp_path / "copy")
+    forget_answers()
+    with config.using(cache_dir=tmp_path / "copy", compile="never"):
+        moved = memo.recall(asked[0])
+    assert Path(moved.__file__).is_relative_to(tmp_path / "copy") and moved.answer() == 42
 
 
 @pytest.mark.long
@@ -124,28 +140,27 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
 def test_a_text_that_asks_for_files_is_looked_up_at_each_call(cache_dir, files, text):
     folder = files(x_dot_h="")
     module("drop_in_asks", text.replace("{d}", str(folder)))
-    assert not (cache_dir / "receipts").exists() and not answers()
+    assert not shortcuts(cache_dir) and not answers()
 
 
 @pytest.mark.long
-def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
+def test_a_record_serves_until_a_header_that_was_not_there_comes(asked, files, monkeypatch):
     folder = files(keep="")
     monkeypatch.setattr("jitkern.source.includes.SITE", str(folder))
-    module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
-    (receipt,) = (cache_dir / "receipts").iterdir()
+    module("drop_in_header", "#if __has_include(<x.h>)\n#endif")
     forget_answers()
-    assert memo.recall(receipt.name).answer() == 42 and answers()
+    assert memo.recall(asked[0]).answer() == 42 and answers()
     files(x_dot_h="")
-    assert memo.recall(receipt.name) is None
+    assert memo.recall(asked[0]) is None
 
 
 @pytest.mark.long
-def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
+def test_calls_that_name_files_leave_no_record(cache_dir, files):
     files(n_dot_h="")
     module("drop_in_files_named", extra_include_paths=["."])
     module("drop_in_flag_named", extra_cflags=["-I."])
     module("drop_in_text_named", '#if 0\n#include "/x.h"\n#endif')
-    assert not (cache_dir / "receipts").exists() and not answers()
+    assert not shortcuts(cache_dir) and not answers()
 
 
 def test_compiling_may_be_off():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import LONGEST
 
-from jitkern import compilers, config, jit
+from jitkern import compilers, config, jit, loading
 from jitkern.cache import events, lock
 from jitkern.cache.process_root import private_root
 from jitkern.cache.store import Cache
@@ -22,7 +22,6 @@ from jitkern.errors import (
     NotCached,
     UntrustedCache,
 )
-from jitkern.jit import cache_in_use
 from jitkern.loading import loader
 from jitkern.target import Target
 
@@ -168,7 +167,7 @@ def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, ta
 
 def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
     jit.ensure(variant, target)
-    assert not cache_in_use._locks
+    assert not loading._locks
 
 
 def test_threads_compile_once(compiler, variant, target):

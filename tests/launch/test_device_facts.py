@@ -16,9 +16,9 @@ from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
-from jitkern.prewarming.ahead import keep_plans, traces_of
-from jitkern.runtime import binding
-from jitkern.runtime.plans import Plans
+from jitkern.prewarming.ahead import keep_all, traces_of
+from jitkern.runtime import binding, records
+from jitkern.runtime.slot import Launcher
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 
@@ -98,9 +98,10 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     for variant in needs.variants:
         jit.ensure(variant, TARGET)
     traces, _ = traces_of(op, source, TARGET, needs.calls)
-    ((_, new),) = keep_plans(op, source, TARGET, traces)
-    plans = Plans(op.name, op.schema, function, world_of((function,)), source, TARGET)
-    assert new and len(list(plans.find(("f32[1]",)))) == 1
+    ((_, new),) = keep_all(op, source, TARGET, traces)
+    launcher = Launcher(function, source, TARGET, torch.device("cuda"))
+    known = records.Class.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
+    assert new and len(records.found(known, records.reader())) == 1
 
 
 @pytest.mark.long

@@ -290,7 +290,7 @@ def test_what_was_not_chosen_is_not_kept_as_a_plan(declare, clock):
             Variant(op.name, op.sources["cpu"][0], "scale", (("T", "f32"), ("WAY", 1))), HERE
         )
         served(op, torch.ones(2))
-    assert not [p for p in jit.open_cache().paths() if ".plan" in p.name]
+    assert not [p for p in jit.open_cache().paths() if ".call" in p.name]
 
 
 # ------------------------------------------------------------------ Torch

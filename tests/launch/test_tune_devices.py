@@ -7,11 +7,12 @@ from tuning import GPU, HERE, ROWS, Clock, _number, double, length, ways
 
 from jitkern import jit
 from jitkern.declare import Cuda, Triton, kernel
-from jitkern.launch import autotune
+from jitkern.launch import autotune, tuned
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import keep_plans, traces_of
-from jitkern.runtime import binding, linker, plans
+from jitkern.prewarming.ahead import keep_all, traces_of
+from jitkern.runtime import binding, linker, records
+from jitkern.runtime.slot import Launcher
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 
@@ -73,10 +74,11 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
     assert {t.trace.model: dict(t.trace.kernels[0].variant.template)["WAY"] for t in traces} == {
         "One GPU": 1, "Another GPU": 2
     }  # fmt: skip
-    keep_plans(op, source, GPU, traces)
-    known = plans_of(op, source, GPU)
-    monkeypatch.setattr(plans, "model_of", lambda _: "A third GPU")
-    assert not list(known.find(("f32[1]",), "", torch.device("cuda")))
+    keep_all(op, source, GPU, traces)
+    monkeypatch.setattr(tuned, "model_of", lambda _: "Another GPU")
+    assert len(found(op, source, GPU)) == 1
+    monkeypatch.setattr(tuned, "model_of", lambda _: "A third GPU")
+    assert not found(op, source, GPU)
 
 
 def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_path):
@@ -103,23 +105,23 @@ def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_pat
     assert op(torch.empty(4, device="meta")).shape == (4,)
 
 
-def plans_of(op, source, target):
+def found(op, source, target):
+    """The records that serve a call with a vector."""
     function = op.written(source, target.device)
+    launcher = Launcher(function, source, target, torch.device(target.device))
     world = world_of(parts_of(function))
-    return plans.Plans(op.name, op.schema, function, world, source, target)
+    calls = records.Class.of(op.signature, launcher, world, [torch.ones(2)])
+    return records.found(calls, records.reader())
 
 
 @pytest.mark.long
-def test_a_choice_is_for_one_model_and_its_plan_too(declare, clock, monkeypatch):
+def test_a_choice_is_for_one_model_and_its_record_too(declare, clock, monkeypatch):
     op = declare(double, ways)
     source = op.sources["cpu"][0]
     served(op, torch.ones(2))
-    known = plans_of(op, source, HERE)
-    cpu = torch.device("cpu")
-    assert len(list(known.find(("f32[1]",), "", cpu))) == 1
-    assert not list(known.find(("f32[1]",)))
-    monkeypatch.setattr(plans, "model_of", lambda _: "another CPU")
-    assert not list(known.find(("f32[1]",), "", cpu))
+    assert len(found(op, source, HERE)) == 1
+    monkeypatch.setattr(tuned, "model_of", lambda _: "another CPU")
+    assert not found(op, source, HERE)
 
 
 @pytest.mark.gpu

@@ -203,13 +203,13 @@ def test_a_choice_of_an_earlier_version_is_explained_without_reasons(declare, mo
     op = declare(double, lambda x: [{"WAY": 13}, {"WAY": 1}])
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
     Clock(monkeypatch, lambda config: 1.0)
-    write = autotune.facts.write
+    write = autotune.records.write
 
     def without_reasons(cache, key, content, maker):
         content.pop("reasons")
         return write(cache, key, content, maker)
 
-    monkeypatch.setattr(autotune.facts, "write", without_reasons)
+    monkeypatch.setattr(autotune.records, "write", without_reasons)
     op(torch.ones(4))
     assert "{'WAY': 1} 1 ms; not {'WAY': 13} does not run\n" in explained(cli, op)[0]
 

@@ -121,11 +121,11 @@ def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
     process, run_python, tmp_path, ways
 ):
     process(ways)
-    for plan in (tmp_path / "cache").rglob("*.plan.*"):
-        plan.rename(tmp_path / plan.name)
+    for record in (tmp_path / "cache").rglob("*.call.*"):
+        record.rename(tmp_path / record.name)
     code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', '-v', 'jitkern_tuned::scaled'])"
     done = run_python(code, PYTHONPATH=str(tmp_path))
-    assert "plan" in done.stdout, done.stderr
+    assert "call" in done.stdout, done.stderr
     assert process(ways, warm=True, JITKERN_COMPILE="never") == "[6.0, 6.0, 6.0] 0"
 
 

@@ -312,11 +312,11 @@ def test_prefer_chooses_among_the_sources(tmp_path, caplog):
         cpu=[Cpp("a.cpp"), Extension("b.cpp", function="f")],
     )
     chosen = op.backends["cpu"].implementation
-    assert [s.kind for s in chosen._sources()] == ["cc", "extension"]
+    assert [s.kind for s in chosen.backend.sources] == ["cc", "extension"]
     with config.using(prefer="extension"):
-        assert [s.kind for s in chosen._sources()] == ["extension", "cc"]
+        assert [s.kind for s in chosen.backend.sources] == ["extension", "cc"]
     with config.using(prefer="triton"):
-        assert [s.kind for s in chosen._sources()] == ["cc", "extension"]
+        assert [s.kind for s in chosen.backend.sources] == ["cc", "extension"]
 
 
 def test_background_serves_the_reference_until_the_kernel_is_there(declare, monkeypatch):
@@ -362,7 +362,7 @@ def test_a_background_build_that_failed_is_tried_again_unless_its_source_is_wron
             assert torch.equal(op(X), 2 * X)
             beside(op)
         assert len(tried) == 1, "not at every call"
-        runner = next(iter(op.backends["cpu"].implementation._devices._runners.values()))
+        runner = next(iter(op.backends["cpu"].devices._runners.values()))
         for variant, (process, until) in runner._claims.items():
             runner._claims[variant] = process, until - 60.0  # as if a minute had gone by
         op(X)

@@ -110,7 +110,7 @@ def test_a_second_process_compiles_and_traces_nothing_and_an_edit_changes_one_ke
     assert results == [*WANTED[:7], 11.5, *WANTED[8:]]
     assert (compiles, stubs, traced) == (1, 0, ["generated::f7"])
     new = {name.rpartition("-")[0] for name in keys(cache_dir) - made}
-    assert {name.partition(".plan.")[0] for name in new} == {"generated.f7.f", "generated.f7"}
+    assert {name.partition(".call.")[0] for name in new} == {"generated.f7.f", "generated.f7"}
     assert generated() == [WANTED, 0, 0, [], "generated"]
 
 
@@ -125,7 +125,7 @@ def test_workers_of_a_prewarm_find_ops_that_a_factory_of_another_module_makes(
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    assert len(keys(cache_dir, "v1/*/generated.*.plan.*")) == 22
+    assert len(keys(cache_dir, "v1/*/generated.*.call.*")) == 22
     assert generated() == [WANTED, 0, 0, [], "generated"]
 
 

@@ -106,7 +106,7 @@ def test_many_jobs_build_what_one_builds_and_each_once(cli, package, told, cache
     code, many, err = report(cli("prewarm", package, "--jobs", "5", "--json"))
     assert (code, many["built"], rows(many)) == (0, one["built"], rows(one)), err
     built = [line for line in told.read_text().splitlines() if line.startswith("built ")]
-    plans = [row for row in many["results"] if row["variant"].startswith("plan")]
+    plans = [row for row in many["results"] if row["variant"].startswith("call")]
     assert len(set(built)) == len(built) == many["built"] - len(plans)
     assert [row["op"] for row in many["results"]] == [row["op"] for row in one["results"]]
 
@@ -203,7 +203,7 @@ def damage_an_entry(folder, module, cache_dir):
         (change_size, 0, 3),
         (change_jitkern, 0, 3),
         (lose_an_entry("f32"), 1, 3),
-        (lose_an_entry("plan"), 1, 3),
+        (lose_an_entry("call"), 1, 3),
         (damage_an_entry, 1, 3),
     ],
 )
@@ -414,7 +414,7 @@ def test_the_python_api_does_what_the_command_does(package, cache_dir):
     before = {name: dict(vars(other)) for name, other in OPS.items() if name != op.name}
     found = jitkern.prewarm([op], progress=steps.append)
     assert {result.status for result in found} == {"built"}
-    assert len([result for result in found if "plan" not in result.variant]) >= 3 + 1 + 4
+    assert len([result for result in found if "call" not in result.variant]) >= 3 + 1 + 4
     *_, last = [step for step in steps if step.finished]
     assert (last.done, last.total) == (last.total, len([step for step in steps if step.finished]))
     assert {name: dict(vars(other)) for name, other in OPS.items() if name != op.name} == before
@@ -432,7 +432,7 @@ def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     op = OPS[f"{package}::f"]
     parts = [jitkern.prewarm([op], shard=(part, 2)) for part in (1, 2)]
     kernels = [
-        {r.path for r in part if r.op == op.name and "plan" not in r.variant} for part in parts
+        {r.path for r in part if r.op == op.name and "call" not in r.variant} for part in parts
     ]
     assert all(kernels) and not kernels[0] & kernels[1]
     whole = jitkern.prewarm([op])

@@ -70,8 +70,8 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     assert (code, report["failed"], report["skipped"]) == (0, 0, 0), err
     built = {(r["op"], r["variant"].partition(".")[0]) for r in report["results"]}
     assert built == {
-        ("jitkern::softmax", "f32"), ("jitkern::softmax", "plan"),
-        ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "plan"),
+        ("jitkern::softmax", "f32"), ("jitkern::softmax", "call"),
+        ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "call"),
         ("jitkern::runtime", ""),
     }  # fmt: skip
     code = APP + "import sys; print('jitkern.trace.trace' in sys.modules)"

@@ -26,20 +26,21 @@ def add(
 ):
     """Publish an entry of an op, and return it. source: what makes its key another one."""
     name = op.partition("::")[0]
-    facts = {"op": op, "target": target, "text": source, **inputs}
+    key_inputs = {"op": op, "target": target, "text": source, **inputs}
     label = op.removeprefix("jitkern::").replace("::", ".")
-    key = Key(facts, digest_of(facts), label)
+    key = Key(key_inputs, digest_of(key_inputs), label)
     made_by = {"name": package or name, "version": version}
     with cache.staging() as staging:
-        (staging / "out.so").write_bytes(content + bytes(size))
-        return cache.publish(key, staging, Manifest(facts, package=made_by))
+        if "record" not in inputs:
+            (staging / "out.so").write_bytes(content + bytes(size))
+        return cache.publish(key, staging, Manifest(key_inputs, package=made_by))
 
 
 def stock(cache, package="alpha", *, ops=2, version="1.0"):
-    """Fill a cache with the entries of a package, with a plan, and with the launch runtime."""
+    """Fill a cache with the entries of a package, with the record of a call, and with the launch runtime."""
     for number in range(ops):
         add(cache, f"{package}::op{number}", source=version, version=version)
-    add(cache, f"{package}::op0", HOST, b"plan", package="jitkern", version="0.1", fact="plan")
+    add(cache, f"{package}::op0", HOST, package="jitkern", version="0.1", record="call")
     add(cache, "jitkern::runtime", HOST, b"runtime", version="0.1")
     return cache
 

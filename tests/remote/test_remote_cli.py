@@ -36,7 +36,7 @@ def stocked(cache_dir, monkeypatch):
         cache,
         "alpha::op0",
         HOST,
-        fact="plan",
+        record="call",
         package="jitkern",
     )
     add(cache, "jitkern::runtime", HOST)
@@ -333,7 +333,7 @@ def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypa
 def test_a_pulled_cache_serves_a_machine_that_may_not_compile(
     cli, remote_url, key, public, trusting, tmp_path, run_python
 ):
-    """A pull brings kernel, plan and launch runtime, as an init container needs them."""
+    """A pull brings kernel, record and launch runtime, as an init container needs them."""
     assert cli("prewarm", "vec_add", "--call", "f32[3], f32[3]", "--target", CPU)[0] == 0
     assert cli("remote", "push", "--key", str(key))[0] == 0
     trusting(trusted_keys=[f"ed25519 {public}"])

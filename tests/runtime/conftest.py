@@ -105,6 +105,6 @@ def with_runtime(run_python, cache_dir):
         "import torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1))"
     )
     assert done.returncode == 0, done.stderr
-    for entry in cache_dir.glob("v1/*/*.plan.*"):
+    for entry in cache_dir.glob("v1/*/*.call.*"):
         shutil.rmtree(entry)
     return run_python

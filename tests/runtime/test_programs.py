@@ -32,7 +32,7 @@ def op(declare):
 def traced(op):
     """The trace of a call."""
     op(X)
-    runner = op.backends["cpu"].implementation._devices.runner(op.sources["cpu"][0], X.device)
+    runner = op.backends["cpu"].devices.runner(op.sources["cpu"][0], X.device)
     assert isinstance(runner, Runner)
     return trace(op.signature, launch, [X], frozenset(), X.device, runner)
 

@@ -41,7 +41,7 @@ def unpacked(answer, tmp_path):
 def test_an_answer_holds_kernel_runtime_and_plan(client, tmp_path):
     answer = client.build(VEC_ADD)
     assert (answer.status, answer.headers["Jitkern-Builds"]) == (200, "1")
-    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan"]
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "call"]
 
 
 @pytest.mark.long
@@ -206,7 +206,7 @@ def test_a_service_without_a_gpu_builds_for_one(client, tmp_path, monkeypatch):
     call = line("jitkern::vec_add", tensor(1000), tensor(1000), kind="nvrtc")
     answer = client.build(call.replace('"cpu"', '"cuda"'), [H100])
     assert answer.status == 200, answer.body
-    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan"]
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "call"]
     machines = {bundle.path.parent.name for _, bundle in Cache(tmp_path / "unpacked").entries()}
     assert machines == {H100, f"{H100}-linux_x86_64", MACHINE}
 
@@ -216,7 +216,7 @@ def test_what_lacks_a_compiler_for_one_target_holds_the_other_nonetheless(client
     targets = [HERE, "cpu-aarch64-torch2.13.0"]
     answer = client.build(VEC_ADD, targets)
     assert answer.status == 200
-    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan"]
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "call"]
     (kernel,) = [e for _, e in Cache(tmp_path / "unpacked").entries() if e.variant == "f32"]
     assert client.build(VEC_ADD, targets, [kernel.manifest.digest]).body == answer.body
     wanted = client.build(VEC_ADD, targets, ["0" * 16])

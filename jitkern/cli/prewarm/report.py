@@ -70,9 +70,9 @@ def print_ops(results: list[prewarming.tasks.Result]) -> None:
     rows = []
     for (op, target), group in sorted(groups.items()):
         made = [r for r in group if r.path]
-        plans = sum(r.variant.startswith("plan.") for r in made)
-        kernels = len(made) - plans
-        texts = [counted(kernels, "kernel"), *([counted(plans, "plan")] if plans else [])]
+        calls = sum(r.variant.startswith("call.") for r in made)
+        kernels = len(made) - calls
+        texts = [counted(kernels, "kernel"), *([counted(calls, "record")] if calls else [])]
         for status, code in (("failed", RED), ("skipped", YELLOW)):
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []

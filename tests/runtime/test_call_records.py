@@ -7,33 +7,28 @@ import json
 import math
 import operator
 import os
-import shutil
 import sys
-from pathlib import Path
+from collections import namedtuple
 
 import pytest
 import torch
 from helpers import served, slot_of
 
 from jitkern import config, jit, target as target_module
-from jitkern.cache import eviction, facts
-from jitkern.cache.key import Key, digest_of
-from jitkern.cache.manifest import Manifest
+from jitkern.cache import eviction
 from jitkern.cache.store import Cache
 from jitkern.calls import call_class
 from jitkern.declare import Cpp, kernel
 from jitkern.op.all_ops import all_ops
-from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming import ahead
-from jitkern.runtime import binding, linker, plans
+from jitkern.runtime import binding, linker, records
 from jitkern.runtime.slot import Launcher
-from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 from jitkern.trace.world import World
 
 _number = itertools.count()
 X = torch.ones(3)
+Named = namedtuple("Named", "name schema")
 SIZES = (1, 2)
 OBJECT = object()
 
@@ -79,10 +74,15 @@ def closes_over(value):
 
 
 def identity_of(function):
-    """What plans of a launch function are kept under; None where there are none."""
-    world = World([function])
-    made = plans.Plans("x::y", "", function, world, Cpp("k.cpp"), Target.current("cpu"))
-    return world.identity if hasattr(made, "_inputs") else None
+    """What records of a launch function are kept under; None where there are none."""
+    key = class_of_calls(function, World([function])).key()
+    return key and key.digest
+
+
+def class_of_calls(function, world, source=None, args=(X, 2), device="cpu"):
+    device = torch.device(device)
+    launcher = Launcher(function, source or Cpp("k.cpp"), Target.current("cpu"), device)
+    return records.Class.of(Named("x::y", "x::y()"), launcher, world, args)
 
 
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -99,7 +99,7 @@ def test_a_function_that_reads_more_has_none(declared, cache_dir, function):
     with contextlib.suppress(Exception):
         op(X, 2)
     linker.settle()
-    assert not list(cache_dir.glob("v1/*/*plan*"))
+    assert not list(cache_dir.glob("v1/*/*.call.*"))
 
 
 def test_a_constant_of_the_module_is_part_of_the_identity(monkeypatch):
@@ -129,8 +129,8 @@ ORDERED = {
 
 @pytest.mark.parametrize("name", ORDERED)
 def test_the_order_of_a_set_is_of_one_process(name):
-    function, has_plans = ORDERED[name]
-    assert bool(identity_of(function)) == has_plans
+    function, has_records = ORDERED[name]
+    assert bool(identity_of(function)) == has_records
 
 
 def test_the_order_of_a_set_of_integers_is_part_of_the_identity(monkeypatch):
@@ -222,7 +222,7 @@ def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-def test_a_process_in_which_a_name_means_another_function_has_its_own_plan(run_python, tmp_path):
+def test_a_process_in_which_a_name_means_another_function_has_its_own_record(run_python, tmp_path):
     package = rounding_package(tmp_path)
     code = package + "y = rounds.op(torch.zeros(1), 2.5)\nlinker.settle()\nprint(y.item())"
     for rounding, expected in (("floor", "2.0"), ("ceil", "3.0"), ("floor", "2.0")):
@@ -274,11 +274,13 @@ def reads_a_device_index(k, x):
     return x.device.index
 
 
-def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
+def test_a_function_that_asks_for_a_device_has_records_of_each_of_its_index():
     world = World([reads_a_device_index])
-    made = plans.Plans("x::y", "", reads_a_device_index, world, Cpp("k.cpp"), Target.current("cpu"))
-    first, second = (made._key((), "", torch.device("cuda", index)) for index in (0, 1))
-    assert first is None or first.digest != second.digest
+    keys = [
+        class_of_calls(reads_a_device_index, world, device=f"cuda:{index}").key()
+        for index in (0, 1)
+    ]
+    assert keys[0].digest != keys[1].digest
 
 
 @pytest.mark.parametrize("native", [{"native": True}, {"flags": ("-march=native",)}])
@@ -288,12 +290,11 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "isa_level", lambda level=level: level)
         monkeypatch.setattr(target_module, "_processor", lambda level=level: {"flags": level})
-        made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
-        keys.append(made._key(("f32[1]", "int"), "", None).digest)
+        keys.append(class_of_calls(plain, World([plain]), source).key().digest)
     assert keys[0] != keys[1]
 
 
-def test_shipped_launch_functions_have_plans():
+def test_shipped_launch_functions_have_records():
     import jitkern.ops  # noqa: F401
 
     for name, op in all_ops().items():
@@ -333,7 +334,7 @@ def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
     assert done.returncode == 0, done.stderr
     done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
     assert done.returncode == 0, done.stderr
-    assert "'compiles': 0" in done.stdout and "'stubs': 0" in done.stdout
+    assert "'compiles': 0" in done.stdout and "'runtimes': 0" in done.stdout
 
 
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -372,7 +373,7 @@ for _ in range(2):
     [{"factor": 3.0}, {"body": "FACTOR + 1"}, {"kernel": "3 * a * x[i]"}],
     ids=["constant", "launch function", "kernel"],
 )
-def test_an_edit_is_never_answered_by_an_old_plan(run_python, tmp_path, edit):
+def test_an_edit_is_never_answered_by_an_old_record(run_python, tmp_path, edit):
     def run(factor=2.0, body="FACTOR", kernel="a * x[i]"):
         (tmp_path / "planned.py").write_text(MODULE.format(factor=factor, body=body))
         (tmp_path / "k.cpp").write_text(
@@ -416,36 +417,36 @@ def op(declared):
     return declared(plain)
 
 
-def planned(op):
-    slot = slot_of(op)
-    source = op.sources["cpu"][0]
-    launcher = Launcher(plain, source, Target.current("cpu"), torch.device("cpu"))
-    return list(slot.plans(launcher, World([plain])).entries(("f32[1]", "int")))
+def kept(op):
+    """The records for calls with a vector."""
+    launcher = Launcher(plain, op.sources["cpu"][0], Target.current("cpu"), torch.device("cpu"))
+    calls = records.Class.of(op.signature, launcher, World([plain]), [X, 2])
+    return records.found(calls, records.reader())
 
 
 @pytest.mark.long
-def test_a_plan_is_kept_once(op):
+def test_a_record_is_kept_once(op):
     for _ in range(3):
         op(X, 2)
         linker.settle()
-    assert len(planned(op)) == 1
+    assert len(kept(op)) == 1
 
 
 @pytest.mark.long
-def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
+def test_kernels_and_records_all_count_towards_the_limits(op, cache_dir):
     op(X, 2)
     linker.settle()
-    assert planned(op)
+    assert kept(op)
     _, known = json.loads((cache_dir / "v1" / eviction.STATE).read_bytes())
     assert known == sum(use.bytes for use in eviction.uses(Cache(cache_dir)))
 
 
 @pytest.mark.long
-def test_each_branch_has_a_plan(op):
+def test_each_branch_has_a_record(op):
     for n in (2, 0, 2):
         op(X, n)
         linker.settle()
-    assert len(planned(op)) == 2
+    assert len(kept(op)) == 2
 
 
 @pytest.mark.long
@@ -456,30 +457,28 @@ def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_d
         with config.using(cache_dir=roots[-1]):
             op(X, n)
             linker.settle()
-            assert len(planned(op)) == 1
+            assert len(kept(op)) == 1
     with config.using(cache_dir=tmp_path / "empty", system_cache=tuple(roots)):
-        assert len(planned(op)) == 2
+        assert len(kept(op)) == 2
 
 
 @pytest.mark.long
-def test_a_plan_that_is_gone_takes_no_other_with_it(op):
+def test_a_record_that_is_gone_takes_no_other_with_it(op):
     for n in (2, 0):
         op(X, n)
         linker.settle()
-    (gone, _), (_, left) = planned(op)
+    (gone, _), (_, left) = kept(op)
     jit.open_cache().remove(gone.path)
-    assert [plan for _, plan in planned(op)] == [left]
+    assert [record for _, record in kept(op)] == [left]
 
 
 @pytest.mark.long
-def test_prewarm_and_a_call_agree_on_the_stub(op):
+def test_prewarm_and_a_call_leave_the_same_record(op):
     op(X, 2)
-    linker.settle()
+    (known,) = kept(op)
     source = op.sources["cpu"][0]
-    calls = needs_of(op, source, "cpu").calls
-    (stub,), _ = ahead.stubs_of(op, source, Target.current("cpu"), calls)
-    with config.using(compile="never"):
-        assert jit.ensure(stub.variant, Target.current("cpu")).manifest.inputs["op"] == op.name
+    traces, _ = ahead.traces_of(op, source, Target.current("cpu"), [(X, 2)])
+    assert ahead.keep_all(op, source, Target.current("cpu"), traces) == [(known[0], False)]
 
 
 @pytest.mark.long
@@ -530,77 +529,14 @@ def test_a_name_that_changes_before_its_program_serves_condemns_no_class(op, mon
 
 @pytest.mark.long
 def test_a_name_that_changes_at_each_call_is_looked_up_ever_less_often(op, monkeypatch):
-    slot, looked_up = slot_of(op), []
-    find = plans.Plans.find
-    monkeypatch.setattr(plans.Plans, "find", lambda *args: looked_up.append(args) or find(*args))
+    looked_up = []
+    find = records.found
+    monkeypatch.setattr(records, "found", lambda *of: looked_up.append(of) or find(*of))
     for number in range(400):
         monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, number))
         op(X, 2)
     linker.settle()
-    assert 16 < len(looked_up) < 80 and len(slot._plans) <= 16
+    assert 16 < len(looked_up) < 80
     for _ in range(300):
         op(X, 2)
     served(op, X, 2)
-
-
-@pytest.fixture
-def labelled(variant, target):
-    def publish(cache, number, **more):
-        key = make_key(variant, target, (str(number),), closure_of(variant.source))
-        inputs = {**key.inputs, "which": {"number": number}, **more}
-        key = Key(inputs, digest_of(inputs), "f.plan")
-        with cache.staging() as staging:
-            (staging / facts.ARTIFACT).write_text("null")
-            return cache.publish(key, staging, Manifest(key.inputs))
-
-    return publish
-
-
-def test_plans_are_found_without_listing_their_target(cache_dir, labelled, target, monkeypatch):
-    cache = Cache(cache_dir)
-    made = [labelled(cache, number).path.name for number in range(3)]
-    listed = []
-    real = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: listed.append(Path(path).name) or real(path))
-    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
-    assert listed == ["f.plan"]
-
-
-def test_plans_of_a_cache_that_has_no_lists_are_found(cache_dir, labelled, target, tmp_path):
-    cache = Cache(cache_dir)
-    made = [labelled(cache, number).path.name for number in range(3)]
-    shutil.rmtree(cache_dir / "v1" / "plans")  # as in a wheel
-    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
-    own = Cache(tmp_path / "own", (cache_dir,))
-    made.append(labelled(own, 3).path.name)
-    assert [e.path.name for e in own.labelled(str(target), "f.plan")] == sorted(made)
-
-
-def test_a_plan_that_is_removed_is_in_no_list(cache_dir, labelled, target):
-    cache = Cache(cache_dir)
-    first, second = (labelled(cache, number).path for number in range(2))
-    assert cache.remove(first)
-    assert [e.path for e in cache.labelled(str(target), "f.plan")] == [second]
-    assert cache.remove(second)
-    assert not (cache_dir / "v1" / "plans" / str(target) / "f.plan").exists()
-
-
-def test_plans_that_are_taken_in_are_listed(cache_dir, labelled, target, tmp_path):
-    other = Cache(tmp_path / "other")
-    entry = labelled(other, 1)
-    cache = Cache(cache_dir)
-    labelled(cache, 2)
-    cache.adopt(entry.path.parent.name, entry.path.name, entry.files())
-    assert entry.path.name in [e.path.name for e in cache.labelled(str(target), "f.plan")]
-
-
-def test_a_plan_of_a_cache_that_had_no_lists_is_listed_when_it_is_made_again(
-    cache_dir, labelled, target
-):
-    cache = Cache(cache_dir)
-    old = labelled(cache, 1)
-    shutil.rmtree(cache_dir / "v1" / "plans")
-    new = labelled(cache, 2)
-    cache.list_by_label(old)
-    found = [e.path for e in cache.labelled(str(target), "f.plan")]
-    assert found == sorted([old.path, new.path])

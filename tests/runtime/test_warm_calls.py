@@ -1,4 +1,4 @@
-"""First calls that a receipt serves: when one is left, when it serves, and that it is never stale."""
+"""First calls of processes that a record serves: when it does, and that it is never stale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern.runtime import binding
+from jitkern.runtime import binding, own_code
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 KERNEL = """
@@ -35,12 +35,12 @@ import json, sys, torch
 {before}
 import jitkern, recalled
 answer = recalled.op(torch.ones(3), {n}).tolist()
-by_receipt = recalled.op.backends["cpu"]._implementation is None
+by_record = recalled.op.backends["cpu"]._implementation is None
 sys.served = True
 jitkern.runtime.builds.settle()
-print(json.dumps([answer, by_receipt, recalled.op(torch.ones(2), {n}).tolist(), jitkern.stats()["compiles"]]))
+print(json.dumps([answer, by_record, recalled.op(torch.ones(2), {n}).tolist(), jitkern.stats()["compiles"]]))
 """
-LOOKUP = ("op.dispatch", "runtime.plans", "cache.store", "source.closure", "jit.obtain", "target")
+LOOKUP = ("op.dispatch", "cache.store", "source.closure", "jit.obtain", "source.variant_key")
 
 
 class Package:
@@ -62,18 +62,18 @@ class Package:
         return path
 
     def call(self, before: str = "", n: int = 1, **environment: str) -> tuple[float, bool]:
-        """The factor of the op in a new process, and whether a receipt served the first call."""
+        """The factor of the op in a new process, and whether a record served the first call."""
         place = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         done = self.run(CALL.format(before=before, n=n), **place, **environment)
         assert done.returncode == 0, done.stderr
-        answer, by_receipt, again, self.compiles = json.loads(done.stdout.splitlines()[-1])
+        answer, by_record, again, self.compiles = json.loads(done.stdout.splitlines()[-1])
         assert len({*answer, *again}) == 1
         self.stderr = done.stderr
-        return answer[0], by_receipt
+        return answer[0], by_record
 
     @property
-    def receipts(self) -> list[Path]:
-        return sorted(self.cache.glob("receipts/*"))
+    def records(self) -> list[Path]:
+        return sorted(self.cache.glob("v1/*torch*/*.call.*"))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def package(tmp_path, run_python, cache_dir) -> Package:
 
 @pytest.fixture
 def recalled(package) -> Package:
-    """The package, after one process that left a receipt and one that it served."""
+    """The package, after one process that left a record and one that it served."""
     assert package.call() == (2.0, False)
     assert package.call() == (2.0, True)
     return package
@@ -92,7 +92,7 @@ def recalled(package) -> Package:
 @pytest.mark.long
 def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
     assert package.call() == (2.0, False)
-    assert len(package.receipts) == 1
+    assert len(package.records) == 1
     names = {f"jitkern.{name}" for name in LOOKUP}
     refuse = (
         "class Refuse:\n"
@@ -106,7 +106,7 @@ def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
 
 
 @pytest.mark.long
-def test_a_receipt_serves_calls_of_other_sizes_and_numbers_of_the_class(recalled):
+def test_a_record_serves_calls_of_other_sizes_and_numbers_of_the_class(recalled):
     assert recalled.call(n=7) == (14.0, True)
     assert recalled.compiles == 0
 
@@ -151,15 +151,15 @@ EDITS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_is_never_answered_by_a_receipt(recalled, edit):
+def test_an_edit_is_never_answered_by_a_record(recalled, edit):
     wanted, change = EDITS[edit]
     change(recalled)
     assert recalled.call() == (wanted, False)
-    assert recalled.call() == (wanted, True), "and the new state has a receipt of its own"
+    assert recalled.call() == (wanted, True), "and the new state has a record of its own"
 
 
 @pytest.mark.long
-def test_a_link_that_leads_elsewhere_is_never_answered_by_a_receipt(package):
+def test_a_link_that_leads_elsewhere_is_never_answered_by_a_record(package):
     header = package.folder / "headers" / "factor.h"
     header.unlink()
     header.symlink_to(package.write("two.h", "#define FACTOR 2\n"))
@@ -190,11 +190,12 @@ def test_a_value_that_is_rebound_is_read_as_it_is_now(recalled):
 
 
 def damaged(package: Package, what: str) -> None:
-    kernel = next(path for path in package.cache.glob("v1/*/*.f32*") if path.is_dir())
+    kernel = next(path for path in package.cache.glob("v1/*/*.f32*") if ".call." not in path.name)
     artifact = next(path for path in kernel.iterdir() if path.suffix == ".so")
-    (receipt,) = package.receipts
-    if what == "receipt":
-        receipt.write_bytes(receipt.read_bytes()[:-1])
+    (record,) = package.records
+    if what == "record":
+        manifest = record / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes()[:-1])
     elif what == "artifact":
         artifact.chmod(0o644)
         artifact.write_bytes(artifact.read_bytes()[:-1] + b"x")
@@ -202,34 +203,36 @@ def damaged(package: Package, what: str) -> None:
         artifact.chmod(0o666)
     elif what == "entry":
         shutil.rmtree(kernel)
-    elif what == "plan":
-        shutil.rmtree(next(package.cache.glob("v1/*/*.plan.*")))
     else:
         for runtime in package.cache.glob("v1/*/runtime-*"):
             shutil.rmtree(runtime)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["receipt", "artifact", "mode", "entry", "plan", "runtime"])
+@pytest.mark.parametrize("what", ["record", "artifact", "mode", "entry", "runtime"])
 def test_what_is_odd_leads_to_the_search(recalled, what):
     damaged(recalled, what)
     assert recalled.call() == (2.0, False)
-    assert recalled.call()[0] == 2.0
     assert recalled.call() == (2.0, True)
+    assert len(recalled.records) == 1
 
 
 @pytest.mark.long
-def test_another_state_of_jitkern_itself_has_receipts_of_its_own(recalled):
-    other = "from jitkern.runtime import own_code; own_code.look = lambda: ('another', 0)"
+def test_another_state_of_jitkern_itself_has_records_of_its_own(recalled):
+    other = "from jitkern.runtime import own_code; own_code.digest = lambda: 'another'"
     assert recalled.call(other) == (2.0, False)
-    assert len(recalled.receipts) == 2
-    newer = "import time; from jitkern.runtime import own_code; own_code.look = lambda: ('newer', time.time_ns())"
+    assert len(recalled.records) == 2
+    newer = "from jitkern.runtime import own_code; own_code.digest, own_code.is_what_runs = lambda: 'newer', bool"
     assert recalled.call(newer) == (2.0, False)
-    assert len(recalled.receipts) == 2, "code that was just changed may not be what runs"
+    assert len(recalled.records) == 2, "code that was just changed may not be what runs"
+
+
+def test_the_files_that_a_record_depends_on_are_there():
+    assert [path for path in own_code._paths() if not os.path.isfile(path)] == []
 
 
 @pytest.mark.long
-def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
+def test_other_settings_do_not_share_a_record_where_they_matter(recalled):
     assert recalled.call(JITKERN_COMPILER="exact") == (2.0, False)
     assert recalled.call(JITKERN_RECORD=str(recalled.folder / "calls.jsonl")) == (2.0, False)
     assert (recalled.folder / "calls.jsonl").read_text().count("\n") >= 1
@@ -240,20 +243,24 @@ def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ('"kernels/k.cpp", include=["headers"], environment=["HOME"]', TEXT),
+        ('"kernels/k.cpp", include=["headers"], environment=["CFLAGS"]', TEXT),
         ('"kernels/k.cpp", flags=["-I{folder}/headers"]', TEXT),
         ('"kernels/k.cpp", include=["headers"]', TEXT.replace('"factor.h"', "NAME").join(('#define NAME "factor.h"\n', ""))),
     ],
     ids=["environment", "a path in a flag", "a macro's include"],
 )  # fmt: skip
-def test_what_depends_on_more_than_a_receipt_tells_leaves_none(package, source, text):
+def test_where_more_than_files_decides_the_inputs_of_the_key_are_compared(package, source, text):
     package.write(
         "recalled.py", KERNEL.format(source=source.replace("{folder}", str(package.folder)))
     )
     package.write("kernels/k.cpp", text)
-    for _ in range(3):
-        assert package.call() == (2.0, False)
-    assert package.receipts == []
+    assert package.call() == (2.0, False)
+    assert package.call() == (2.0, True)
+    package.write("headers/factor.h", "#define FACTOR 3\n")
+    assert package.call() == (3.0, False)
+    assert package.call() == (3.0, True)
+    if "CFLAGS" in source:
+        assert package.call(CFLAGS="-DX") == (3.0, False)
 
 
 OTHER = """
@@ -265,7 +272,7 @@ target.isa_level, target._processor = lambda: "_v2", lambda: {"flags": "none"}
 
 @pytest.mark.long
 @pytest.mark.parametrize("native", ["native=True", 'flags=["-march=native"]'])
-def test_a_native_kernel_has_a_receipt_for_each_instruction_set(package, native):
+def test_a_native_kernel_has_a_record_for_each_instruction_set(package, native):
     source = f'"kernels/k.cpp", include=["headers"], {native}'
     package.write("recalled.py", KERNEL.format(source=source))
     assert package.call() == (2.0, False)
@@ -274,26 +281,46 @@ def test_a_native_kernel_has_a_receipt_for_each_instruction_set(package, native)
 
 
 @pytest.mark.long
-def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp_path):
+def test_records_of_a_layer_serve_and_nothing_is_written(package, tmp_path):
     assert package.call() == (2.0, False)
-    (receipt,) = package.receipts
-    receipt.unlink()
     layer = package.cache.rename(tmp_path / "layer")
     layer.chmod(0o755)
-    below = {"JITKERN_SYSTEM_CACHE": str(layer), "JITKERN_COMPILE": "never"}
-    assert package.call(**below) == (2.0, False)
-    assert not package.cache.exists(), "a process that needs no user root makes none"
-    package.cache.mkdir(mode=0o700)
     before = sorted((path, path.lstat().st_mtime_ns) for path in layer.rglob("*"))
-    assert package.call(**below) == (2.0, False)
+    below = {"JITKERN_SYSTEM_CACHE": str(layer), "JITKERN_COMPILE": "never"}
     assert package.call(**below) == (2.0, True)
+    assert not package.cache.exists(), "a process that needs no user root makes none"
     assert sorted((path, path.lstat().st_mtime_ns) for path in layer.rglob("*")) == before
-    next(layer.glob("v1/*/*.f32*")).chmod(0o777)
+    next(p for p in layer.glob("v1/*/*.f32*") if ".call." not in p.name).chmod(0o777)
     assert package.call(JITKERN_SYSTEM_CACHE=str(layer)) == (2.0, False)
 
 
 @pytest.mark.long
-def test_a_text_has_a_receipt_too(package):
+def test_a_record_serves_a_package_and_a_cache_that_lie_elsewhere(recalled, tmp_path):
+    """No absolute path is in it: it is as good in a bundle or a wheel."""
+    moved = tmp_path / "moved"
+    shutil.copytree(recalled.folder, moved / "package")
+    shutil.copytree(recalled.cache, moved / "cache")
+    recalled.folder = moved / "package"
+    there = {"JITKERN_CACHE_DIR": str(moved / "cache"), "JITKERN_COMPILE": "never"}
+    assert recalled.call(**there) == (2.0, True)
+    (record,) = recalled.records
+    assert str(tmp_path) not in (record / "manifest.json").read_text()
+
+
+@pytest.mark.long
+def test_prewarm_leaves_what_a_process_leaves(package):
+    done = package.run(
+        "import recalled, torch, jitkern\n"
+        "recalled.op.samples(lambda device: iter([torch.ones(3, device=device)]))\n"
+        "jitkern.prewarm(['jitkern_recall::op'])\n",
+        PYTHONPATH=str(package.folder), PYTHONDONTWRITEBYTECODE="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert package.call(PATH="/nonexistent", JITKERN_COMPILE="never") == (2.0, True)
+
+
+@pytest.mark.long
+def test_a_text_has_a_record_too(package):
     package.write("recalled.py", KERNEL.format(source=f"text={TEXT!r}, include=['headers']"))
     assert package.call() == (2.0, False)
     assert package.call() == (2.0, True)
@@ -320,17 +347,11 @@ def test_many_threads_make_the_first_call_at_once(recalled):
 
 
 @pytest.mark.long
-def test_a_cache_that_cannot_be_written_serves_by_its_receipts_and_gets_none(package):
-    assert package.call() == (2.0, False)
-    (receipt,) = package.receipts
-    kept = receipt.read_bytes()
-    receipt.unlink()
-    for folder, _, _ in os.walk(package.cache):
+def test_a_cache_that_cannot_be_written_serves_by_its_records_and_gets_none(recalled):
+    for folder, _, _ in os.walk(recalled.cache):
         os.chmod(folder, 0o555)
-    read_only = os.access(package.cache, os.W_OK)  # root may write all the same
-    assert package.call() == (2.0, False)
-    assert read_only or package.receipts == []
-    for folder, _, _ in os.walk(package.cache):
-        os.chmod(folder, 0o755)
-    receipt.write_bytes(kept)
-    assert package.call() == (2.0, True)
+    assert recalled.call() == (2.0, True)
+    recalled.write("headers/factor.h", "#define FACTOR 3\n")
+    read_only = not os.access(recalled.cache, os.W_OK)  # root may write all the same
+    assert recalled.call() == (3.0, False)
+    assert len(recalled.records) == (1 if read_only else 2)

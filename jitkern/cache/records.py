@@ -1,0 +1,159 @@
+"""Records: small things that were found out once, each in the manifest of an entry of its own.
+
+A record says how calls of a class are served (`call`), which configuration is the fastest
+(`choice`), or where the artifact of a drop-in's call lies (`shortcut`). It is named by what a
+process knows without reading a file. What else must be as it was is part of the content, and is
+checked by whoever reads the record. Several records may have the same inputs but for `which`, the
+digest of their content; they have one label, too.
+
+A `Reader` needs few imports: it takes only what is whole and may be used in place, and leaves all
+else to `Cache.look_up`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jitkern.cache import VERSION, events
+from jitkern.cache.entry import Entry, read_entry
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.manifest import Manifest
+from jitkern.errors import CacheError
+from jitkern.files import owned
+
+if TYPE_CHECKING:
+    from jitkern.cache.store import Cache
+    from jitkern.config import Config
+
+LookUp = Callable[[str, str], "Entry | None"]
+Reference = tuple[str, str, str]  # of an entry: its target, label and digest
+_FORMAT = 2  # bump when the meaning of an input or of a content changes
+_log = logging.getLogger(__name__)
+
+
+def key_of(kind: str, op: str, target: str, label: str, inputs: Mapping[str, Any]) -> Key:
+    """Return the key of a record. inputs: plain values for JSON."""
+    named = {**inputs, "record": kind, "format": _FORMAT, "op": op, "target": target}
+    return Key(named, digest_of(named), label)
+
+
+def one_of(key: Key, content: Any) -> Key:
+    """Return the key of one of several records, with this content."""
+    inputs = {**key.inputs, "which": digest_of(content)}
+    return Key(inputs, digest_of(inputs), key.label)
+
+
+def content_of(entry: Entry) -> Any:
+    """Return the content of a record. Raises ValueError for an entry that is none."""
+    content, which = entry.manifest.meta.get("content"), entry.manifest.inputs.get("which")
+    if content is None or which not in (None, digest_of(content)):
+        raise ValueError("its content is not what it was published with")
+    return content
+
+
+def reference_to(key: Key) -> Reference:
+    """Return the reference by which a record names an entry."""
+    return key.target, key.label, key.digest
+
+
+class Reader:
+    """Reads records, and what they refer to, under the settings of the moment.
+
+    look_up: `Cache.look_up`, of a target and a folder name.
+    """
+
+    def __init__(self, settings: Config, look_up: LookUp) -> None:
+        self._verify = settings.verify
+        self._look_up = look_up
+        self._layers = list(owned.layers(settings))
+
+    def alternatives(self, *keys: Key) -> Iterator[Entry]:
+        """Yield the records that differ from one of these keys in `which` alone, each once.
+
+        keys: of one target.
+        """
+        wanted = {key.label: {**key.inputs, "which": None} for key in keys}
+        found: set[str] = set()
+        for layer in self._layers if keys else ():
+            try:
+                names = os.listdir(layer.root / VERSION / keys[0].target)
+            except OSError:
+                continue
+            for name in sorted(names):
+                inputs = wanted.get(name.rpartition("-")[0])
+                if inputs is None or name in found:
+                    continue
+                entry = self._entry_in(layer, keys[0].target, name, "size")
+                if entry and {**entry.manifest.inputs, "which": None} == inputs:
+                    found.add(name)
+                    yield entry
+
+    def find(self, reference: Reference) -> Entry | None:
+        """Return the entry that a reference names, whole and verified, or None."""
+        target, label, digest = reference
+        name = f"{label}-{digest[:16]}"
+        if os.sep in f"{target}{name}":
+            return None  # no entry has such a name
+        for layer in self._layers:
+            entry = self._entry_in(layer, target, name, self._verify)
+            if entry and entry.manifest.digest == digest:
+                return entry
+        return None
+
+    def _entry_in(self, layer: owned.Layer, target: str, name: str, verify: str) -> Entry | None:
+        if layer.in_place:
+            try:
+                return read_entry(layer, target, name, verify=verify, touch=layer.own)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except (OSError, ValueError) as e:
+                _log.debug("%s of %s: %s", name, layer.root, e)
+        return self._look_up(target, name)
+
+
+def write(cache: Cache, key: Key, content: Any, compiler: Mapping[str, str]) -> Entry | None:
+    """Publish a record and return its entry, which another process may have published before.
+
+    compiler: name and version of what found it out. Returns None if the cache cannot be written.
+    """
+    try:
+        with cache.staging() as staging:
+            manifest = Manifest(key.inputs, meta={"content": content}, compiler=compiler)
+            entry = cache.publish(key, staging, manifest)
+    except CacheError:
+        return None
+    events.use(entry.path)
+    return entry
+
+
+def read(cache: Cache, key: Key, parse: Callable[[Any], Any]) -> Any:
+    """Return what `parse` makes of the content of the record of a key, or None.
+
+    parse: raises ValueError for an odd content, whose entry is then quarantined.
+    """
+    entry = cache.find(key)
+    if entry is None:
+        return None
+    try:
+        content = parse(content_of(entry))
+    except ValueError as e:
+        _log.warning("%s is damaged (%s); making it again", entry.path, e)
+        cache.quarantine(entry)
+        return None
+    events.use(entry.path)
+    return content
+
+
+def every(cache: Cache, kind: str, op: str, target: str, label: str) -> Iterator[Entry]:
+    """Yield every record of a kind and an op with a label that begins with `label`."""
+    for layer, path in cache.places(lambda t, name: t == target and name.startswith(label)):
+        entry = cache.entry_at(layer, path, "size")
+        if (
+            isinstance(entry, Entry)
+            and entry.op == op
+            and entry.manifest.inputs.get("record") == kind
+        ):
+            yield entry
