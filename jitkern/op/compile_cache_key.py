@@ -21,7 +21,8 @@ _OWN = ("autograd.py", "gradient.py", "nodes.py", "op.py")
 
 def digest(ops: Mapping[str, Any]) -> str:
     """Return a digest of these ops, by their names, as they are now."""
-    return _digest_of(tuple(_parts(op) for _, op in sorted(ops.items())))
+    each = [_digest_of(_parts(op)) for _, op in sorted(ops.items())]
+    return hashlib.sha256(canonical([__version__, *map(_own, _OWN), *each])).hexdigest()[:16]
 
 
 def _parts(op: Any) -> tuple[Any, ...]:
@@ -39,18 +40,18 @@ def _parts(op: Any) -> tuple[Any, ...]:
     return op.schema, traced, declared.module, sources, in_files, text
 
 
-@functools.lru_cache(maxsize=4)
-def _digest_of(ops: tuple[tuple[Any, ...], ...]) -> str:
-    sha256 = hashlib.sha256(canonical([__version__, *map(_own, _OWN)]))
-    for schema, traced, module, sources, in_files, text in ops:
-        sha256.update(canonical([schema, traced, *(_files(source) for source in sources)]))
-        package = module.rpartition(".")[0]
-        for path in in_files:
-            folder, name = str(Path(path).parent), Path(path).name
-            written = Triton(name, folder=folder, package=package)  # Python, read as text
-            sha256.update(canonical(_files(written)))
-        sha256.update(text.encode(errors="surrogatepass"))
-    return sha256.hexdigest()[:16]
+@functools.lru_cache(maxsize=4096)
+def _digest_of(op: tuple[Any, ...]) -> str:
+    """Return the digest of an op by its parts; its files are read once."""
+    schema, traced, module, sources, in_files, text = op
+    sha256 = hashlib.sha256(canonical([schema, traced, *map(_files, sources)]))
+    package = module.rpartition(".")[0]
+    for path in in_files:
+        folder, name = str(Path(path).parent), Path(path).name
+        written = Triton(name, folder=folder, package=package)  # Python, read as text
+        sha256.update(canonical(_files(written)))
+    sha256.update(text.encode(errors="surrogatepass"))
+    return sha256.hexdigest()
 
 
 def forget() -> None:
@@ -65,5 +66,6 @@ def _files(source: Source) -> dict[str, str]:
         return {}
 
 
+@functools.cache
 def _own(name: str) -> str:
     return hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest()

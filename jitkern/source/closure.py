@@ -286,6 +286,8 @@ def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> li
     """The paths that a module of the source's package may lie at; none for other packages."""
     level, name = module
     parts = name.split(".") if name else []
+    if parts[:1] == ["jitkern"] and parts[1:2] != ["kernels_src"]:
+        return []  # jitkern itself is told by its version
     if level:
         base = importer.parents[level - 1]
     else:

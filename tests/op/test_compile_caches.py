@@ -109,7 +109,7 @@ def test_an_edit_changes_the_digest(tmp_path, old, new):
         parts = compile_cache_key._parts(scope["op"])
         digests.append(
             compile_cache_key._digest_of(
-                (("f", *parts[1:]),) if old != "(Tensor x, Tensor y)" else (parts,)
+                ("f", *parts[1:]) if old != "(Tensor x, Tensor y)" else parts
             )
         )
     assert digests[0] != digests[1]

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from jitkern import kernels_src
 from jitkern.compilers.opened import check
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.source.closure import closure_of
@@ -366,6 +367,17 @@ def test_triton_follows_imports_of_its_package_only(tmp_path):
     (folder / "unrelated.py").write_text("")
     found = labels(Triton("k.py", folder=str(folder), package="mylib.kernels.k"))
     assert found == ["../../common.py", "../../deep.py", "helper.py", "k.py"]
+
+
+def test_python_of_jitkern_itself_is_followed_within_its_kernels_alone(folder):
+    """Its version tells of the rest, which has hundreds of files."""
+    shipped = Triton(
+        "kernel.py",
+        folder=str(Path(kernels_src.__file__).parent / "softmax"),
+        package="jitkern.kernels_src.softmax",
+    )
+    files = closure_of(shipped).files
+    assert "../rows.py" in files and not [file for file in files if file.startswith("../../")]
 
 
 def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
