@@ -151,7 +151,7 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """Return the whole entries that are wanted, and those of all ops that their records need.
+    """Return the whole entries that are wanted, and those of all ops that calls of them need.
 
     An entry in several layers is returned once, from the layer that a lookup takes.
     """
@@ -159,7 +159,7 @@ def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
     for row, entry in _filtered(cache, wanted, "always"):
         if isinstance(entry, Entry):
             entries.setdefault((row.target, entry.path.name), (row, entry))
-    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "call"}
+    hosts = {_host_of(row.target) for row, _ in entries.values()}
     for op in OF_ALL_OPS if hosts else ():
         for row, entry in _filtered(cache, Wanted(op=op), "always"):
             if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jitkern
-from jitkern import __version__, config, remote
+from jitkern import __version__, config, jit, remote, runtime
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import Check
@@ -154,6 +154,26 @@ def _host_compiler() -> list[Check]:
             check = Check(name, ok=False, value=value, remedy=cc_build.REMEDY)
         checks.append(check)
     return checks
+
+
+def _launch_runtime() -> list[Check]:
+    """Return the check of what serves calls: C code, if it is cached or can be compiled."""
+    try:
+        cached = Cache.open(config.current()).find(jit.load.key_here(runtime.binding.variant()))
+    except (ImportError, *NO_COMPILER):  # no Torch, or no cache: other checks tell
+        return []
+    if cached:
+        return [Check("launch runtime", ok=True, value="in the cache: C serves calls")]
+    if all(check.ok for check in _host_compiler()):
+        value = "not in the cache: it is compiled at the first call of an op"
+        return [Check("launch runtime", ok=True, value=value)]
+    return [
+        Check(
+            "launch runtime", ok=True,
+            value="not in the cache, and no C compiler: Python serves calls, which is slower",
+            remedy=f"{cc_build.REMEDY}, or unpack a bundle: each brings the launch runtime",
+        )
+    ]  # fmt: skip
 
 
 def _cuda_of_torch() -> tuple[int, int] | None:
@@ -345,7 +365,7 @@ def _remotes() -> list[Check]:
 SETTINGS = "settings"
 CHECKS: dict[str, tuple[Callable[[], list[Check]], ...]] = {
     "Python": (_python, _packages, _torch, _targets),
-    "compilers": (_host_compiler, _nvrtc, _cuda_headers, _nvcc, _other_compilers),
+    "compilers": (_host_compiler, _launch_runtime, _nvrtc, _cuda_headers, _nvcc, _other_compilers),
     "remotes": (_remotes,),
     SETTINGS: (_settings, _variables),
 }

@@ -21,6 +21,8 @@ from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
 from jitkern.files import owned
+from jitkern.runtime import binding
+from jitkern.target import Target
 
 LINE = "30 1 0:25 / {} rw,relatime shared:1 - {} source rw\n"
 IMPORTS = """
@@ -513,3 +515,17 @@ def test_a_check_that_goes_wrong_says_so(root, monkeypatch):
     monkeypatch.setitem(health.LOOKS, "cache size", broken)
     check = looked()["cache size"]
     assert (check.ok, check.value) == (False, "cannot be examined: Symlink loop") and check.remedy
+
+
+def test_doctor_says_what_serves_calls(cli, monkeypatch, tmp_path):
+    def launch_runtime():
+        report = json.loads(cli("doctor", "--json")[1].splitlines()[-1])
+        return by_name(report["checks"])["launch runtime"]
+
+    assert "it is compiled at the first call" in launch_runtime().value
+    with config.using(cc="/nonexistent/cc"):
+        found = launch_runtime()
+        assert found.ok and "Python serves calls" in found.value and "bundle" in found.remedy
+    jit.ensure(binding.variant(), Target.current("cpu"))
+    with config.using(cc="/nonexistent/cc"):
+        assert launch_runtime().value == "in the cache: C serves calls"
