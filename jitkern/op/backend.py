@@ -52,7 +52,7 @@ class Backend:
         if self.slot and self._recalled(self.slot, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op.overload(*args, **kwargs)  # comes here again on another miss
-        return self.implementation(*args, **kwargs)
+        return self.implementation(args, kwargs)
 
     def _recalled(
         self, slot: runtime.slot.Slot, args: tuple[Any, ...], kwargs: dict[str, Any]

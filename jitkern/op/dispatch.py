@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Implementation:
-    """The implementation of an op on one device type.
+    """The implementation of an op on one device type, for calls with all their arguments.
 
     slot: the op's slot in the launch runtime; None if C cannot launch its kernels.
     """
@@ -61,9 +61,8 @@ class Implementation:
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = self._generation
-        args, kwargs = self.signature.complete(args, kwargs)
         device = self.backend.devices.device_of((*args, *kwargs.values()))
         if self.slot:
             source = next(iter(self.backend.sources), None)

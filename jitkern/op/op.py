@@ -48,7 +48,7 @@ else:
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
 _libraries: dict[str, torch.library.Library] = {}
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 Function = Callable[..., Any]
 
