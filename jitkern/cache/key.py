@@ -14,6 +14,7 @@ from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
+SCHEMA = 5  # bump when the meaning of an input, a default flag or an artifact's layout changes
 LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
 _LONGEST = 100  # letters of an op's name in that of a folder
 _SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long

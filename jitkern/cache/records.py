@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jitkern.cache import VERSION, events
 from jitkern.cache.entry import Entry, read_entry
 from jitkern.cache.key import Key, digest_of
-from jitkern.cache.manifest import Manifest
+from jitkern.cache.manifest import NAME, Manifest
 from jitkern.errors import CacheError
 from jitkern.files import owned
 
@@ -86,7 +88,7 @@ class Reader:
                 inputs = wanted.get(name.rpartition("-")[0])
                 if inputs is None or name in found:
                     continue
-                entry = self._entry_in(layer, keys[0].target, name, "size")
+                entry = self._entry_in(layer, keys[0].target, name, "size", touch=False)
                 if entry and {**entry.manifest.inputs, "which": None} == inputs:
                     found.add(name)
                     yield entry
@@ -98,20 +100,38 @@ class Reader:
         if os.sep in f"{target}{name}":
             return None  # no entry has such a name
         for layer in self._layers:
-            entry = self._entry_in(layer, target, name, self._verify)
+            entry = self._entry_in(layer, target, name, self._verify, touch=layer.own)
             if entry and entry.manifest.digest == digest:
                 return entry
         return None
 
-    def _entry_in(self, layer: owned.Layer, target: str, name: str, verify: str) -> Entry | None:
+    def used(self, entry: Entry) -> None:
+        """Note that a record serves: in the user root, where it lies there."""
+        events.use(entry.path)
+        own = any(layer.own and layer.root == entry.root for layer in self._layers)
+        with suppress(OSError):
+            if own and abs(time.time() - last_use(entry)) > owned.TOUCH:
+                os.utime(entry.path / NAME)
+
+    def _entry_in(
+        self, layer: owned.Layer, target: str, name: str, verify: str, *, touch: bool
+    ) -> Entry | None:
         if layer.in_place:
             try:
-                return read_entry(layer, target, name, verify=verify, touch=layer.own)
+                return read_entry(layer, target, name, verify=verify, touch=touch)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except (OSError, ValueError) as e:
                 _log.debug("%s of %s: %s", name, layer.root, e)
         return self._look_up(target, name)
+
+
+def last_use(entry: Entry) -> float:
+    """Return when a record was last used, as Unix time; 0 if it is gone."""
+    try:
+        return (entry.path / NAME).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def write(cache: Cache, key: Key, content: Any, compiler: Mapping[str, str]) -> Entry | None:

@@ -17,7 +17,7 @@ from typing import Any
 from jitkern import __version__, config, jit
 from jitkern.cache import events, records, usage
 from jitkern.cache.entry import Entry
-from jitkern.cache.key import Key, digest_of, label_of
+from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS, names_no_file
 from jitkern.target import Target, processor_for, this_abi
@@ -45,7 +45,7 @@ def key_of(call: Mapping[str, Any]) -> Key | None:
         return None
     request = {
         "call": dict(call),
-        "schema": _SCHEMA,
+        "schema": [_SCHEMA, SCHEMA, __version__],
         "torch": [torch.__version__, torch.version.cuda, arch],
         "abiflags": sys.abiflags,
         "processor": processor_for(flags),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jitkern import config, jit
@@ -18,6 +19,7 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.cache.key import Key
 
+Tell = Callable[[Event, str], object]
 _log = logging.getLogger(__name__)
 
 
@@ -57,8 +59,11 @@ def key_here(variant: Variant) -> Key:
     return jit.key_of(variant, Target.current("cpu"))
 
 
-def load_entry(source: Source, entry: Entry) -> Any:
-    """The loaded content of an entry of this kind of source, loaded once. Raises LoadError."""
+def load_entry(source: Source, entry: Entry, tell: Tell = events.tell) -> Any:
+    """The loaded content of an entry of this kind of source, loaded once. Raises LoadError.
+
+    tell: takes the event of a load, and the kind of source.
+    """
     content = content_of(entry.manifest.digest, source)
     with one_at_a_time(f"load {entry.manifest.digest}"):
         new = content not in LOADED
@@ -67,6 +72,6 @@ def load_entry(source: Source, entry: Entry) -> Any:
     if new:
         target = str(entry.manifest.inputs["target"])
         event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
-        events.tell(event, source.kind)
+        tell(event, source.kind)
         usage.hit(config.current().cache_dir, entry.root, entry.manifest.seconds)
     return LOADED[content]

@@ -209,9 +209,11 @@ def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry,
     place = str(target.for_device_code())
     label = label_of(op, "choice", place)
     for entry in records.every(jit.open_cache(), "choice", op, place, label):
-        if entry.manifest.inputs["source"]["kind"] == source.kind:
+        if entry.manifest.inputs.get("source", {}).get("kind") == source.kind:
             with contextlib.suppress(ValueError):
-                yield entry, records.content_of(entry)
+                content = records.content_of(entry)
+                if isinstance(content, dict) and isinstance(content.get("model"), str):
+                    yield entry, content
 
 
 def _key(

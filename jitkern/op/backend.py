@@ -74,7 +74,7 @@ class Backend:
         calls = slot.calls(source, device, ordered)
         if op.declaration is not declaration:
             return False  # a later declaration forgets `calls`, and this one came before them
-        return slot.recall(calls, launcher, ordered)
+        return slot.recall(calls, launcher, ordered) and runtime.binding.runtime() is not None
 
     @property
     def sources(self) -> list[Source]:

@@ -19,7 +19,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
-from jitkern.runtime.records import Class, keep, of_keys, reader
+from jitkern.runtime.records import Class, entry_of, keep
 from jitkern.runtime.slot import Launcher
 from jitkern.source.kinds import ITSELF, Source
 from jitkern.target import Target
@@ -122,17 +122,10 @@ def kept(
     op: Op, source: Source, target: Target, traces: Sequence[Traced]
 ) -> Iterator[tuple[Traced, Entry | None]]:
     """Yield each trace with the entry of its record, or None if there is none."""
+    launcher = _launcher(op, source, target)
     for traced in traces:
-        trace, launcher = traced.trace, _launcher(op, source, target)
-        calls = Class.of(op.signature, launcher, trace.world, traced.args)
-        kernels = tuple(kernel.reference for kernel in trace.kernels)
-        key = calls.key(trace.model or "", constant=bool(trace.frozen))
-        found = (
-            entry
-            for entry, record in of_keys([key] if key else [], launcher, reader())
-            if (record.program, record.kernels) == (trace.program, kernels)
-        )
-        yield traced, next(found, None)
+        calls = Class.of(op.signature, launcher, traced.trace.world, traced.args)
+        yield traced, entry_of(calls, traced.trace)
 
 
 def keep_all(

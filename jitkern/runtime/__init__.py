@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         binding as binding,
         builds as builds,
         code_page as code_page,
+        freshness as freshness,
         guards as guards,
         linker as linker,
         own_code as own_code,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jitkern.launch.resources.workspaces import Block
     from jitkern.trace.program import Program
 
+_REFUSED = (JitkernError, AttributeError, KeyError, OSError, ValueError)
+OP = "jitkern::runtime"  # which the cache calls the entry of the runtime by
 REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ def interpreter() -> str:
 def variant() -> Variant:
     """Return the variant from which the runtime is compiled."""
     text = interpreter() + _text("runtime.c")
-    return Variant("jitkern::runtime", Generated("runtime.c", text=text))
+    return Variant(OP, Generated("runtime.c", text=text))
 
 
 def _text(name: str) -> str:
@@ -241,17 +243,16 @@ def is_looked_up() -> bool:
     return _state.looked_up
 
 
-def is_awaited() -> bool:
-    """Return whether a runtime was looked for in vain: it is being built, or there is none."""
-    return _state.looked_up and _state.runtime is None
-
-
 def adopt(library: ctypes.CDLL) -> None:
     """Use the runtime in a loaded library, unless one was looked up."""
     with _lock:
         if not _state.looked_up and code_page.supported():
-            _use(library)
-            _state.looked_up = True
+            try:
+                _use(library)
+            except _REFUSED as e:
+                _log.warning("%s is no launch runtime: %s", library, e)
+            else:
+                _state.looked_up = True
 
 
 def _use(library: ctypes.CDLL) -> None:
@@ -271,7 +272,7 @@ def _take(*, may_compile: bool) -> None:
         _log.debug("calls go through the Python launcher: %s", e)
     except CompilerNotFound as e:
         announce(e)
-    except (JitkernError, AttributeError, KeyError, OSError, ValueError) as e:
+    except _REFUSED as e:
         _log.warning("calls go through the Python launcher, which is slower: %s", e)
 
 

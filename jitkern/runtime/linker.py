@@ -61,6 +61,8 @@ def _append(missed: MissedCall) -> None:
     if slot.may_have_more(missed.calls) and slot.recall(missed.calls, missed.launcher, missed.args):
         return  # a record that came with the kernels
     traced = trace(slot.signature, function, missed.args, missed.keywords, device, missed.runner)
+    if traced.model is None and missed.settings.compile == "never":
+        raise Unsupported("its configuration is not chosen yet, since nothing may be compiled now")
     kernels = [kernel.function for kernel in traced.kernels]
     loaded = Loaded(traced.program, kernels, traced.world)
     slot.append(missed.calls, loaded, device, missed.settings, traced.frozen)

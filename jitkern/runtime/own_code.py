@@ -20,7 +20,8 @@ FILES = (  # beside these rooms: what turns sources, the machine and the runtime
     "source/kinds.py", "source/triton_decorators.py", "source/triton_text.py",
     "source/variant_key.py", "target.py",
 )  # fmt: skip
-_TICK = 2_000_000_000  # nanoseconds within which two changes of a file may have one time
+_TICK = 50_000_000  # nanoseconds within which two changes of a file may have one time
+_COARSE = 2_000_000_000  # on a file system whose times are whole seconds
 
 
 def _paths() -> Iterator[str]:
@@ -37,15 +38,19 @@ def _paths() -> Iterator[str]:
 
 @functools.cache
 def digest() -> str:
-    """Return a digest of the code of jitkern that decides which entries serve a call, and how."""
-    digest = hashlib.sha256(__version__.encode())
+    """Return a digest of the code of jitkern that decides which entries serve a call, and how.
+
+    "" if the code is not that which runs: a file has changed since this process imported jitkern.
+    """
+    digest, changed = hashlib.sha256(__version__.encode()), 0
     for path in sorted(_paths()):
         with open(path, "rb") as file:
             digest.update(file.read())
-    return digest.hexdigest()
+            changed = max(changed, os.fstat(file.fileno()).st_ctime_ns)
+    return digest.hexdigest() if changed <= IMPORTED else ""
 
 
 def is_what_runs() -> bool:
-    """Return whether none of these files has changed since this process imported jitkern."""
-    changed = (max(s.st_mtime_ns, s.st_ctime_ns) for s in map(os.stat, _paths()))
-    return max(changed) <= IMPORTED - _TICK
+    """Return whether none of these files has changed since, or just before, the import."""
+    changed = max(os.stat(path).st_ctime_ns for path in _paths())  # noqa: PTH116  sixty
+    return changed + (_TICK if changed % 10**9 else _COARSE) <= IMPORTED

@@ -6,26 +6,25 @@ import logging
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import after_fork, config, jit, launch, runtime as room
 from jitkern.cache import events
+from jitkern.calls.call_class import example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
-from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.runtime import binding
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
 from jitkern.source.kinds import Source
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
-    from jitkern.cache.entry import Entry
+    from jitkern.jit.load import Tell
     from jitkern.launch.symbols import Frozen
-    from jitkern.runtime.records import Record
+    from jitkern.runtime.records import Kept
     from jitkern.target import Target
     from jitkern.trace.program import Program
 
@@ -39,8 +38,7 @@ class Calls:
     """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
 
     def __init__(self) -> None:
-        # Records of the cache that were not tried yet, each with its entry.
-        self.records: Iterator[tuple[Entry, Record]] | None = None
+        self.records: list[Kept] = []  # of the cache, that were not tried yet
         self.world: World | None = None  # the world of these records
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
@@ -118,46 +116,59 @@ class Slot:
     def recall(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         """Append the next variant that a record names for calls like this one, if there is one.
 
-        Returns whether one was appended, and serves. Raises nothing.
+        Returns whether one was appended; it serves once the runtime is loaded. Raises nothing.
         """
-        if config.current().compiler == "exact" or binding.is_awaited():
+        if config.current().compiler == "exact":
             return False
         if calls.world and not calls.world.holds():
             if calls.rests > 1:  # what keeps changing would cost a lookup each time
                 return False
-        elif calls.world and calls.records is None and not self.may_have_more(calls):
+        elif calls.world and not calls.records and not self.may_have_more(calls):
             return False
-        with self.lock:
-            try:
-                return self._append_next(calls, launcher, args)
-            except (JitkernError, OSError, ValueError) as e:
-                calls.records = None
-                _log.info("%s: cannot use its records, tracing: %s", self.signature.name, e)
-                return False
+        loaded: list[tuple[events.Event, str]] = []
+        try:
+            with self.lock:
+                return self._append_next(calls, launcher, args, lambda *news: loaded.append(news))
+        except Exception as e:  # noqa: BLE001  the call goes on without records
+            calls.records = []
+            _log.info("%s: cannot use its records, tracing: %s", self.signature.name, e)
+            return False
+        finally:
+            for news in loaded:  # to listeners, who may wait for a thread that calls this op
+                events.tell(*news)
 
     def may_have_more(self, calls: Calls) -> bool:
         """Return whether a remote may have brought records since these calls looked for some."""
         return calls.fetches != events.fetches()
 
-    def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
-        function = launcher.function
+    def _append_next(
+        self, calls: Calls, launcher: Launcher, args: Sequence[Any], tell: Tell
+    ) -> bool:
+        function, source, target, device = launcher
         plain = isinstance(function, types.FunctionType)
         world = world_of((function,) if plain else launch.tuned.parts_of(function))
-        read = room.records.reader()
+        read = None
         if world is not calls.world or self.may_have_more(calls):
             calls.fetches, calls.world = events.fetches(), world
+            read = room.records.reader()
             known = room.records.Class.of(self.signature, launcher, world, args)
-            calls.records = iter(room.records.found(known, read))
-        for found, record in calls.records or ():
+            calls.records = room.records.found(known, read)
+        example = example_of(args)
+        for kept in [one for one in calls.records if one.record.is_for(example)]:
+            read = read or room.records.reader()
+            calls.records = [one for one in calls.records if one is not kept]
+            record = kept.record
             entries = [read.find(reference) for reference in record.kernels]
-            if None in entries or not room.records.has_runtime(record, read):
+            if None in entries or not room.records.is_fresh(
+                kept, self.signature.name, source, target
+            ):
                 continue
-            kernels = [jit.load.load_entry(launcher.source, entry) for entry in entries if entry]
+            room.records.adopt_runtime(record, read, tell)
+            kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
             variant = Loaded(record.program, kernels, world)
-            if self.append(calls, variant, launcher.device, config.current()):
-                events.use(found.path)
+            if self.append(calls, variant, device, config.current()):
+                read.used(kept.entry)
                 return True
-        calls.records = None
         return False
 
     def refuse(self, calls: Calls, why: str) -> None:

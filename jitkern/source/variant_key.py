@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from jitkern import config
-from jitkern.cache.key import Key, digest_of, label_of
+from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.source.closure import Closure
 from jitkern.source.includes import expanded
 from jitkern.source.kinds import CUDA, Source, Variant
 from jitkern.target import Target, gpus_for, processor_for
-
-SCHEMA = 5  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
 def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: Closure) -> Key:

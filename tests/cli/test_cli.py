@@ -100,7 +100,8 @@ def test_prewarm_for_another_machines_gpu(cli, ops):
     assert {r["op"] for r in kernels(report) if r["status"] == "built"} == wanted
     skipped = [r for r in report["results"] if r["status"] == "skipped"]
     assert all(
-        r["variant"] == "extension" and "built with the Torch they run on" in r["reason"]
+        r["variant"] == "extension"
+        and ("built with the Torch they run on" in r["reason"] or "without CUDA" in r["reason"])
         for r in skipped
     )
     targets = {r["target"] for r in kernels(report) if r["status"] == "built"}

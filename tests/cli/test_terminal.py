@@ -186,7 +186,7 @@ def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
     code, text = in_terminal("prewarm", "vec_add", "softmax_backward", "--jobs", "1")
     assert code == 0, text
     redrawn = [plain(part) for part in re.findall(r"\r\033\[K([^\r\n]+)", text)]
-    assert len(redrawn) > 20 and max(map(len, redrawn)) < 80
+    assert len(redrawn) > 5 and max(map(len, redrawn)) < 80
     lines = shown(text).splitlines()
     assert len(lines) == 3
     assert re.fullmatch(r"softmax_backward  cpu  4 kernels, \d+ records  \d+\.\d s", lines[0])

@@ -266,7 +266,8 @@ def test_a_changed_source_under_the_same_name(cache_dir):
     """PyTorch's reload_jit_extension, less its headers."""
     modules = [module("drop_in_reload", value(number)) for number in (123, 456, 456, 789)]
     assert [m.answer() for m in modules] == [123, 456, 456, 789]
-    assert modules[1] is modules[2] and len(entries(cache_dir)) == 3
+    built = [path for path in entries(cache_dir) if ".shortcut." not in path.name]
+    assert modules[1] is modules[2] and len(built) == 3
 
 
 @pytest.mark.parametrize(

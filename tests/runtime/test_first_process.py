@@ -127,7 +127,7 @@ op(x, 5000.0)
 cache = os.environ["JITKERN_CACHE_DIR"]
 print(json.dumps({
     "threads": most, "served": own.misses == before,
-    "plans": len(glob.glob(f"{cache}/v1/*/*.call.*")),
+    "plans": len(glob.glob(f"{cache}/v1/*torch*/*.call.*")),
 }))
 """
 

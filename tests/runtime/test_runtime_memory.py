@@ -50,12 +50,16 @@ def assert_flat(call, calls=CALLS):
     in_use()
     for _ in range(calls // 2):
         call()
-    before = in_use()
-    for _ in range(calls):
-        call()
-    grown = [after - start for after, start in zip(in_use(), before)]
-    assert grown[0] < calls, grown
-    assert grown[1] < calls / 50, grown
+    for last in (False, False, True):  # other threads take memory, too, but once
+        before = in_use()
+        for _ in range(calls):
+            call()
+        grown = [after - start for after, start in zip(in_use(), before)]
+        if not last and (grown[0] >= calls or grown[1] >= calls / 50):
+            continue
+        assert grown[0] < calls, grown
+        assert grown[1] < calls / 50, grown
+        return
 
 
 def failing(function, *args, **kwargs):
