@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jitkern.trace.program import Program
 
 CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
+FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values and worlds that are remembered
 REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 between two refused traces
 _log = logging.getLogger(__name__)
@@ -153,8 +154,8 @@ class Slot:
             read = room.records.reader()
             known = room.records.Class.of(self.signature, launcher, world, args)
             calls.records = room.records.found(known, read)
-        example = example_of(args)
-        for kept in [one for one in calls.records if one.record.is_for(example)]:
+        example, bound = example_of(args), sum(one.record.constant for one in calls.records)
+        for kept in [one for one in calls.records if bound <= FEW or one.record.is_for(example)]:
             read = read or room.records.reader()
             calls.records = [one for one in calls.records if one is not kept]
             record = kept.record

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from jitkern.cache.key import digest_of
+from jitkern.cache.manifest import Manifest
 from jitkern.runtime import binding, own_code
+from jitkern.runtime.records import STALE
+from jitkern.source.kinds import shared_include
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 KERNEL = """
@@ -355,3 +359,125 @@ def test_a_cache_that_cannot_be_written_serves_by_its_records_and_gets_none(reca
     read_only = not os.access(recalled.cache, os.W_OK)  # root may write all the same
     assert recalled.call() == (3.0, False)
     assert len(recalled.records) == (1 if read_only else 2)
+
+
+# What a reader of this code found.
+
+
+@pytest.mark.long
+def test_a_file_that_changes_while_a_record_is_kept_leaves_none(package):
+    edit = (
+        "import pathlib\n"
+        "from jitkern.runtime import freshness\n"
+        "real = freshness.dependencies\n"
+        "def dependencies(*args):\n"
+        f"    pathlib.Path({str(package.folder / 'headers/factor.h')!r}).write_text('#define FACTOR 7\\n')\n"
+        "    return real(*args)\n"
+        "freshness.dependencies = dependencies\n"
+    )
+    assert package.call(edit) == (2.0, False) and package.records == []
+    assert package.call() == (7.0, False)
+
+
+@pytest.mark.long
+def test_a_link_out_of_a_folder_is_followed_as_the_compiler_follows_it(package):
+    """`../` in a header behind a link leads elsewhere than in the path as it is written."""
+    shutil.rmtree(package.folder / "headers")
+    package.write("real/common.h", "#define FACTOR 2\n")
+    package.write("common.h", "#define FACTOR 2\n")
+    (package.folder / "real" / "v1").mkdir()
+    package.write("real/v1/factor.h", '#include "../common.h"\n')
+    (package.folder / "headers").symlink_to(package.folder / "real" / "v1")
+    assert package.call() == (2.0, False)
+    assert package.call() == (2.0, True)
+    package.write("real/common.h", "#define FACTOR 9\n")
+    assert package.call() == (9.0, False)
+
+
+@pytest.mark.long
+def test_a_header_that_jitkern_includes_for_a_type_is_one_of_its_files(package):
+    package.write("recalled.py", KERNEL.format(source='"kernels/k.cpp", include=["headers"]'))
+    half = "torch.set_default_dtype(torch.float16)"
+    assert package.call(half) == (2.0, False)
+    assert package.call(half) == (2.0, True)
+    shipped = Path(shared_include(), "float16.h").read_text()
+    package.write("kernels/float16.h", f"{shipped}\n#undef FACTOR\n")
+    assert package.call(half) == (2.0, False), "the kernel includes another float16.h now"
+
+
+@pytest.mark.long
+def test_code_of_jitkern_that_is_newer_than_what_runs_finds_no_record(recalled):
+    newer = "from jitkern.runtime import own_code; own_code.IMPORTED = 0"
+    assert recalled.call(newer) == (2.0, False)
+    assert len(recalled.records) == 1
+
+
+@pytest.mark.long
+def test_a_runtime_that_is_none_is_not_used(recalled):
+    (record,) = recalled.records
+    manifest = Manifest.decode((record / "manifest.json").read_bytes())
+    content = {**manifest.meta["content"], "runtime": manifest.meta["content"]["kernels"][0]}
+    inputs = {**manifest.inputs, "which": digest_of(content)}
+    (record / "manifest.json").write_bytes(
+        manifest._replace(inputs=inputs, meta={"content": content}).encode()
+    )
+    record.rename(record.with_name(f"{record.name.rpartition('-')[0]}-{digest_of(inputs)[:16]}"))
+    assert recalled.call() == (2.0, True)
+
+
+@pytest.mark.long
+def test_records_of_earlier_states_of_a_file_are_few(package):
+    for number in range(STALE + 4):
+        package.write("headers/factor.h", f"#define FACTOR {number}\n")
+        assert package.call() == (number, False)
+    assert len(package.records) == STALE + 1
+
+
+@pytest.mark.long
+def test_each_number_that_is_a_constant_has_a_record(package):
+    package.write(
+        "recalled.py",
+        KERNEL.replace('"T": x.dtype', '"T": x.dtype, "N": n').format(
+            source='"kernels/k.cpp", include=["headers"]'
+        ),
+    )
+    for n in (1, 2, 3):
+        assert package.call(n=n) == (2.0 * n, False)
+    code = (
+        "import torch, recalled\n"
+        "backend = recalled.op.backends['cpu']\n"
+        "for n in (3, 1, 2):\n"
+        "    print(recalled.op(torch.ones(1), n).item(), backend._implementation is None)\n"
+    )
+    done = package.run(code, PYTHONPATH=str(package.folder), PYTHONDONTWRITEBYTECODE="1")
+    assert done.stdout.splitlines() == ["6.0 True", "2.0 True", "4.0 True"], done.stderr
+
+
+@pytest.mark.long
+def test_a_folder_where_no_file_may_be_is_none(recalled):
+    (recalled.folder / "kernels" / "factor.h").mkdir()
+    assert recalled.call() == (2.0, True)
+
+
+@pytest.mark.long
+def test_a_listener_may_wait_for_a_thread_that_calls_the_op(recalled):
+    code = (
+        "import threading, torch, jitkern, recalled\n"
+        "mine, heard = threading.Lock(), threading.Event()\n"
+        "def listen(event):\n"
+        "    heard.set()\n"
+        "    with mine: pass\n"
+        "jitkern.on_compile(listen)\n"
+        "def call():\n"
+        "    with mine:\n"
+        "        heard.wait(100)\n"
+        "        recalled.op(torch.ones(2))\n"
+        "thread = threading.Thread(target=call)\n"
+        "thread.start()\n"
+        "while not mine.locked(): pass\n"
+        "recalled.op(torch.ones(2))\n"
+        "thread.join()\n"
+        "print('done')\n"
+    )
+    done = recalled.run(code, PYTHONPATH=str(recalled.folder))
+    assert done.stdout == "done\n", done.stderr
