@@ -208,7 +208,8 @@ def _machine() -> str:
 
 def processor_for(flags: Iterable[str]) -> str:
     """Return a digest of this machine's processor for flags like `-march=native`; "" for others."""
-    if "=native" not in re.sub(_NATIVE_GPUS, "", " ".join(flags)):
+    text = " ".join(flags)
+    if "=native" not in text or "=native" not in re.sub(_NATIVE_GPUS, "", text):
         return ""
     told = [f"{name}:{value}" for name, value in _processor().items() if name in _TELLING]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

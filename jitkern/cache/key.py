@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import string
 from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
 SCHEMA = 5  # bump when the meaning of an input, a default flag or an artifact's layout changes
 LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
+_LETTERS = frozenset(f"{string.ascii_letters}{string.digits}_.-")
 _LONGEST = 100  # letters of an op's name in that of a folder
 _SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
 
@@ -55,6 +56,9 @@ def label_of(op: str, label: str, target: str, end: str = "") -> str:
     """
     namespace, _, name = op.partition("::")
     name = name if namespace == "jitkern" else f"{namespace}.{name}"
-    plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
+    letters = (c if c in _LETTERS else "_" for c in f"{name[:_LONGEST]}.{label}")
+    plain = "".join(letters)
+    while ".." in plain:  # no pattern: a warm start compiles none
+        plain = plain.replace("..", ".")
     room = LONGEST_PLACE - len(f"{target}/-") - 16 - len(end)
-    return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
+    return plain.strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
