@@ -9,7 +9,9 @@ _ANY = """
 template <typename T> DEVICE T load_(const T& x) { return x; }
 DEVICE bool load_(const bool& x) { return *(const unsigned char*)&x != 0; }  // other bytes than 1
 template <typename T> DEVICE T wrap_(T x) { return x; }
-DEVICE unsigned wrap_(short x) { return x; }  // an overflow of unsigned integers is defined
+DEVICE unsigned wrap_(signed char x) { return x; }  // an overflow of unsigned integers is defined
+DEVICE unsigned wrap_(unsigned char x) { return x; }
+DEVICE unsigned wrap_(short x) { return x; }
 DEVICE unsigned wrap_(unsigned short x) { return x; }
 DEVICE unsigned wrap_(int x) { return x; }
 DEVICE unsigned long wrap_(long x) { return x; }
