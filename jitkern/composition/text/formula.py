@@ -262,7 +262,8 @@ class _Writer:
                 operands[place] = f"{common}({own}({operands[place]}))"
         text = getattr(row, self._language.name) or row.cuda
         if rounded and one.op == "div" and self._inverts(one):
-            text = f"{{0}} * ({common}(1) / {{1}})"
+            operands[1] = self._as(one.args[1], "double")
+            text = f"{{0}} * {common}(1 / {{1}})"
         if row.wraps and common[0] == "P":
             operands = [f"wrap_({operand})" for operand in operands]
             text = f"held_({text})"
