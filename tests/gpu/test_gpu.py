@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import waiting_gpu
 
+import jitkern
 import jitkern.ops
 from jitkern import config
 from jitkern.declare import Cuda, kernel
@@ -260,3 +261,32 @@ with torch.cuda.stream(torch.cuda.Stream()):
     first, last = [run_python(code, JITKERN_PREFER=kind) for _ in range(2)]
     assert first.stdout == "[False, False]\n", first.stderr
     assert last.stdout == "[True, True]\n", last.stderr
+
+
+ACCUMULATES = """
+import triton
+import triton.language as tl
+
+@triton.autotune(
+    [triton.Config({"B": size}) for size in (64, 128, 256)],
+    key=["n"], reset_to_zero=["sums"], restore_value=["x"],
+)
+@triton.jit
+def accumulate(sums, x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    values = tl.load(x + at, at < n, 0)
+    tl.atomic_add(sums + at, values, at < n)
+    tl.store(x + at, values + 1, at < n)
+"""
+
+
+def test_measured_configurations_leave_what_reset_to_zero_and_restore_value_name(tmp_path):
+    (tmp_path / "k.py").write_text(ACCUMULATES)
+    accumulate = jitkern.triton_kernel(f"{tmp_path / 'k.py'}:accumulate")
+    x, n = torch.arange(1000.0, device="cuda"), 1000
+    sums = torch.zeros_like(x)
+    for step in range(3):  # the first call measures
+        sums.zero_()
+        accumulate[lambda chosen: ((n + chosen["B"] - 1) // chosen["B"],)](sums, x, n)
+        assert sums.equal(torch.arange(1000.0, device="cuda") + step)
+        assert x.equal(sums + 1)
