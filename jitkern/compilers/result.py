@@ -237,15 +237,14 @@ def no_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 
-def no_kernel(variant: Variant) -> CompileError:
-    """The error for a function of a CUDA file that is no kernel."""
+def no_kernel(variant: Variant) -> str:
+    """A hint that a function of a CUDA file is no kernel."""
     path = variant.source.paths[0]
     name = re.escape(cpp_text.last_name(variant.function))
     text = cpp_text.read(path)
     found = re.search(rf"\b{name}\s*\(", text)  # none if a macro spells it
     line = text.count("\n", 0, found.start() if found else 0) + 1
-    return CompileError(
-        f"{variant.op}: {path}:{line}: `{variant.function}` in {path} is no kernel: write "
-        "`__global__` before its `void`",
-        op=variant.op,
+    return (
+        f"{path}:{line}: `{variant.function}` in {path} is no kernel: write `__global__` before "
+        "its `void`"
     )

@@ -179,7 +179,8 @@ def test_a_cache_that_cannot_be_written_is_a_cache_error(cache, tmp_path):
 
 
 def test_without_zstandard_the_line_that_installs_it_is_given(cache, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "backports", None)
+    for package in ("compression", "backports"):  # of Python from 3.14 on, and of before
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(JitkernError, match=r'pip install "jitkern\[zstd\]"'):
         packed(cache, tmp_path, ".tar.zst")
     assert not list(tmp_path.glob(".*"))

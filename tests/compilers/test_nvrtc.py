@@ -183,6 +183,13 @@ def test_a_missing_kernel_lists_what_there_is(build):
         build("__global__ void k(int* o) {}", function="other")
 
 
+@pytest.mark.parametrize("nvcc", [None, toolkit.nvcc()])
+def test_a_function_that_is_no_kernel_lacks_a_word(build, monkeypatch, nvcc):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
+    with pytest.raises(CompileError, match=r"k\.cu:2: `k` in .* write `__global__` before"):
+        build("#include <vector>\nvoid k(int* o) {}")
+
+
 def test_a_wrong_template_name_lists_what_there_is(build):
     with pytest.raises(CompileError, match=r"no template parameter `U`; it has: T, N"):
         build("template <typename T, int N> __global__ void k(T* o) {}", template=(("U", "f32"),))

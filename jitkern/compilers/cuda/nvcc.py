@@ -10,6 +10,7 @@ from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import ptx_signature, toolkit
 from jitkern.compilers.cuda.cubin import resources
 from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
+from jitkern.errors import CompileError
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Variant
@@ -77,7 +78,7 @@ def compile_unit(
     opened.check(source, closure, files, known, variant.op)
     symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
     if not symbol:
-        raise no_kernel(variant)
+        raise CompileError(f"{variant.op}: {no_kernel(variant)}", op=variant.op)
     cubin = (build / "out.cubin").read_bytes()
     (staging / "kernel.cubin").write_bytes(cubin)
     meta = {

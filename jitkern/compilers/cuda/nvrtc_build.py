@@ -173,7 +173,7 @@ class _Attempt:
                 )
             symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
             if not symbol:
-                raise no_kernel(variant)
+                raise CompileError(f"{variant.op}: {no_kernel(variant)}", op=variant.op)
             cubin = program.bytes("CUBIN")
             (self.staging / "kernel.cubin").write_bytes(cubin)
         finally:

@@ -6,7 +6,7 @@ import re
 
 from jitkern.compilers.cuda import nvcc, ptx_signature, toolkit
 from jitkern.compilers.cuda.nvrtc_build import UNDEFINED, UNKNOWN_OPTION
-from jitkern.compilers.result import missing_function, missing_header, no_function
+from jitkern.compilers.result import missing_function, missing_header, no_function, no_kernel
 from jitkern.source import cpp_text, defining_file
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -73,7 +73,8 @@ def _missing_kernel(variant: Variant, text: str, output: str) -> str:
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
     kernels = cpp_text.kernels_in(text)
     if undefined and not cpp_text.named(kernels, variant.function):
-        return no_function(variant, kernels)
+        is_of_the_host = re.search(rf"\bvoid\s+{re.escape(name)}\s*\(", text)
+        return no_kernel(variant) if is_of_the_host else no_function(variant, kernels)
     return missing_function(variant, kernels)
 
 
