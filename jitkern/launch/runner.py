@@ -36,15 +36,15 @@ RETRY = 60.0  # seconds after which a background build that failed is tried agai
 
 
 class Ready(NamedTuple):
-    """A kernel that was launched before: its name in messages (`what`), and its packs."""
+    """A kernel that is loaded: its name in messages (`what`), and its packs."""
 
     compiled: Compiled
     what: str
-    packs: Packs
+    packs: Packs | None
 
 
 class Runner:
-    """Starter of the kernels of one source on one device, with a memo of loaded variants."""
+    """Starter of the kernels of one source on one device, with a memo of the loaded ones."""
 
     def __init__(self, op: str, source: Source, target: Target, device: torch.device) -> None:
         self.op = op
@@ -52,7 +52,6 @@ class Runner:
         self.target = target
         self.device = device
         self.where = f"{op} for {target}"
-        self._memo: dict[tuple[Any, ...], Compiled] = {}
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
@@ -61,16 +60,10 @@ class Runner:
         after_fork(self._lock)
 
     def __call__(self, call: Call) -> None:
-        ready = self._ready.get(call[:2])
-        values = ready.packs.packed(call.args) if ready else None
+        ready = self._ready.get(_form(call))
+        values = ready.packs.packed(call.args) if ready and ready.packs else None
         if ready is None or values is None:
-            compiled = self._start(self.expanded(call))
-            if self.source.kind != "triton" and not any(
-                isinstance(value, (int, float))
-                for _, value in call.template  # 1 == 1.0 == True
-            ):
-                packs = Packs(compiled.parameters, self.device)
-                self._ready[call[:2]] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+            self._start(self.expanded(call))
         elif self.source.runs == HOST:
             ready.compiled.function.call(values)
         else:
@@ -154,9 +147,8 @@ class Runner:
             raise Unsupported("its configurations have changed since it was called")
         return choice
 
-    def _start(self, call: Call) -> Compiled:
-        compiled = self.compiled(call)
-        what = f"`{call.function}` of {self.where}"
+    def _start(self, call: Call) -> None:
+        compiled, what, _ = self._of(call)
         passed = arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_value(what, *both) for both in zip(compiled.parameters, args)]
@@ -164,22 +156,24 @@ class Runner:
             compiled.function.call(values)
         else:
             self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
-        return compiled
 
     def compiled(self, call: Call) -> Compiled:
         """Return the variant that a call needs, loaded."""
-        template = tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0 == True
-        memo: tuple[Any, ...] = (call.function, template)
-        pair = None
-        if self.source.kind == "triton":
+        return self._of(call).compiled
+
+    def _of(self, call: Call) -> Ready:
+        form, pair = _form(call), None
+        is_triton = self.source.kind == "triton"
+        if is_triton:  # whose variant depends on the arguments, too
             pair = variant_of(self.op, self.source, call, self.where)
-            memo += (pair[0].signature, pair[0].options)
-        if memo not in self._memo:
+            form += (pair[0].signature, pair[0].options)
+        if form not in self._ready:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
-            meta, reference = function.meta, function.reference
-            self._memo[memo] = Compiled(variant, function, meta, reference, positions)
-        return self._memo[memo]
+            compiled = Compiled(variant, function, function.meta, function.reference, positions)
+            packs = None if is_triton else Packs(compiled.parameters, self.device)
+            self._ready[form] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+        return self._ready[form]
 
     def loaded(self, variant: Variant) -> Any:
         """Return the loaded code of `variant`. Remembers a failure while the settings stay."""
@@ -283,6 +277,11 @@ class CachedKernels:
         checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
         if self.source.runs != HOST:
             geometry_of(what, compiled, call.keywords)
+
+
+def _form(call: Call) -> tuple[Any, ...]:
+    """Return what tells the kernels of a source apart that are known by their text."""
+    return call.function, tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0
 
 
 def _is_among(names: Sequence[str], value: Any, named: Mapping[str, Any]) -> bool:
