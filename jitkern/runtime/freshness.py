@@ -92,45 +92,31 @@ def _by_files(source: Source) -> bool:
     )
 
 
-class Freshness:
-    """The files of a source at one moment, each read once, to compare records with."""
+def holds(op: str, source: Source, target: Target, content: dict[str, Any]) -> bool:
+    """Return whether a record with this content is for the files as they are.
 
-    def __init__(self, op: str, source: Source, target: Target) -> None:
-        self._op, self._source, self._target = op, source, target
-        self._bases = _bases(source)
-        self._digests: dict[str, str] = {}
+    Raises LookupError, TypeError, ValueError for an odd content, OSError, and DeclarationError.
+    """
+    if content["variants"] is not None:
+        kernels = [_variant(op, source, *parts) for parts in content["variants"]]
+        current = [reference_to(jit.key_of(kernel, target)) for kernel in kernels]
+        return current == [tuple(reference) for reference in content["kernels"]]
+    bases = _bases(source)
 
-    def holds(self, content: dict[str, Any]) -> bool:
-        """Return whether a record with this content is for the files as they are.
-
-        Raises LookupError, TypeError, ValueError for an odd content, and DeclarationError.
-        """
-        if content["variants"] is not None:
-            current = [reference_to(self._key_of(*variant)) for variant in content["variants"]]
-            return current == [tuple(reference) for reference in content["kernels"]]
-        return not any(os.path.isfile(self._path(place)) for place in content["absent"]) and all(  # noqa: PTH113
-            self._digest(self._path(place)) == digest for place, digest in content["files"]
-        )
-
-    def _key_of(self, function: str, *parts: Any) -> Any:
-        source = self._source
-        if source.kind != "triton":
-            source = sources.defining_file.unit_of(source, function)
-        template, signature, options = map(_in_tuples, parts)
-        variant = Variant(self._op, source, function, template, signature, options)
-        return jit.key_of(variant, self._target)
-
-    def _path(self, place: Place) -> str:
+    def path(place: Place) -> str:
         base, relative = place
-        return os.path.normpath(os.path.join(self._bases[base], relative))  # noqa: PTH118
+        return os.path.normpath(os.path.join(bases[base], relative))  # noqa: PTH118
 
-    def _digest(self, path: str) -> str:
-        if path not in self._digests:
-            try:
-                self._digests[path] = _digest_of(path)
-            except OSError:
-                self._digests[path] = ""
-        return self._digests[path]
+    return not any(os.path.isfile(path(place)) for place in content["absent"]) and all(  # noqa: PTH113
+        _digest_of(path(place)) == digest for place, digest in content["files"]
+    )
+
+
+def _variant(op: str, source: Source, function: str, *parts: Any) -> Variant:
+    if source.kind != "triton":
+        source = sources.defining_file.unit_of(source, function)
+    template, signature, options = map(_in_tuples, parts)
+    return Variant(op, source, function, template, signature, options)
 
 
 def _in_tuples(value: Any) -> Any:

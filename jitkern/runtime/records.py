@@ -140,7 +140,7 @@ def of_keys(read: records.Reader, *keys: Key) -> Iterator[Kept]:
 def is_fresh(kept: Kept, op: str, source: Source, target: targets.Target) -> bool:
     """Return whether a record is for the files of a source as they are now. Raises nothing."""
     try:
-        return room.freshness.Freshness(op, source, target).holds(kept.content)
+        return room.freshness.holds(op, source, target, kept.content)
     except (AttributeError, LookupError, TypeError, ValueError, JitkernError, OSError) as e:
         _log.info("%s is not used: %s", kept.entry.path, e)
         return False
