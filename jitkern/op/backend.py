@@ -14,7 +14,6 @@ from jitkern import after_fork, config, op as room, runtime
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError, LaunchError, TargetError
 from jitkern.launch.devices import Devices
-from jitkern.runtime.slot import Launcher
 from jitkern.source.kinds import ITSELF, Source
 
 if TYPE_CHECKING:
@@ -67,7 +66,8 @@ class Backend:
         device = self.devices.device_of((*args, *kwargs.values()))
         try:
             function = op.written(source, self.device)
-            launcher = Launcher(function, source, self.devices.target(device.index), device)
+            target = self.devices.target(device.index)
+            launcher = runtime.slot.Launcher(function, source, target, device)
         except (DeclarationError, TargetError):
             return False  # the implementation will tell
         ordered = op.signature.in_order(args, kwargs)
