@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values and worlds that are remembered
+EVER = 4096  # programs that C takes for an op: it frees none, which a thread may be running
 REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 between two refused traces
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Slot:
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
         self.serving: frozenset[Any] = frozenset()  # those that C has
         self._full = False
+        self._taken = 0  # programs that C has taken
         SLOTS.append(self)
 
     @property
@@ -194,9 +196,13 @@ class Slot:
         program, kernels, world = variant
         known = known_as(variant, device, settings)
         with self.lock:
+            if self._taken >= EVER:
+                self.refuse(calls, f"C has taken {EVER} programs for it, and takes no more")
+                return False
             calls.refused, calls.appended = "", True
             if known in self.known or calls.forgotten:
                 return False
+            self._taken += 1
             self.known.add(known)
             self._frozen = [*self._frozen, *frozen][-MOST:]
             if frozen or (self._worlds and world.identity not in self._worlds):

@@ -110,6 +110,24 @@ VARIANTS = int(
 )
 
 
+def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(declare, monkeypatch):
+    monkeypatch.setattr(slot, "EVER", 5)
+
+    def launch(k, x):
+        hash(x.shape[0])  # a constant of each program
+        out = torch.empty_like(x)
+        k.scale[{"T": x.dtype}](out, x, 2.0, x.numel())
+        return out
+
+    op = declare("(Tensor x) -> Tensor", SCALE, launch)
+    for _ in range(2):
+        before = misses(op)
+        for n in range(1, 11):
+            assert torch.equal(op(torch.ones(n)), 2 * torch.ones(n))
+            linker.settle()
+    assert misses(op) - before == 5
+
+
 @pytest.mark.long
 def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     declare, caplog, monkeypatch
