@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from benches import common
 from jitkern import config, ops, pointwise, stats
 from jitkern.cli.output import print_table
-from jitkern.op import check
+from jitkern.devtools import check
 from jitkern.runtime import linker
 
 ROUNDS, CALLS = 10, 50

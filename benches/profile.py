@@ -23,8 +23,8 @@ from benches.kernels.bench import BACKWARD, FORWARD
 from benches.kernels.shapes import Shape, random_like, shapes_of
 from benches.kernels.subject import Subject, differentiable, subjects_of
 from jitkern.calls.signature import tensors_in
+from jitkern.devtools.check import leaves
 from jitkern.errors import JitkernError
-from jitkern.op.check import leaves
 from jitkern.runtime import linker
 
 CALLS, WARM_UPS = 10, 3

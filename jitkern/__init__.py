@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.cache.store import Cache as Cache
     from jitkern.composition.pointwise import compose as compose, pointwise as pointwise
     from jitkern.config import Config as Config, using as using
+    from jitkern.devtools.roofline import roofline as roofline
     from jitkern.dropin.api import load as load, load_inline as load_inline
     from jitkern.errors import (
         CacheError as CacheError,
@@ -36,18 +37,21 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
     )
-    from jitkern.inference.linears import quantize_linears as quantize_linears
-    from jitkern.inference.paged_cache import PagedCache as PagedCache
-    from jitkern.op.roofline import roofline as roofline
+    from jitkern.kernels_src.async_scalar import AsyncScalar as AsyncScalar
+    from jitkern.kernels_src.block_sparse_attention.flash_attention import (
+        flash_attention as flash_attention,
+    )
+    from jitkern.kernels_src.block_sparse_attention.mask import BlockSparseMask as BlockSparseMask
+    from jitkern.kernels_src.cross_entropy.in_place import (
+        cross_entropy_in_place as cross_entropy_in_place,
+    )
+    from jitkern.kernels_src.linears import quantize_linears as quantize_linears
+    from jitkern.kernels_src.loss_meter.meter import LossMeter as LossMeter
+    from jitkern.kernels_src.paged_decode.paged_cache import PagedCache as PagedCache
     from jitkern.prewarming.api import prewarm as prewarm
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
     from jitkern.target import Target as Target
-    from jitkern.training.async_scalar import AsyncScalar as AsyncScalar
-    from jitkern.training.block_sparse_mask import BlockSparseMask as BlockSparseMask
-    from jitkern.training.cross_entropy import cross_entropy_in_place as cross_entropy_in_place
-    from jitkern.training.flash_attention import flash_attention as flash_attention
-    from jitkern.training.loss_meter import LossMeter as LossMeter
 
 if "t" in getattr(sys, "abiflags", ""):  # Windows has none
     raise ImportError(
@@ -60,26 +64,26 @@ __version__ = "0.1.0"
 IMPORTED = time.time_ns()  # before any other module of ours; see runtime.own_code
 
 _HOMES = {
-    "AsyncScalar": "training.async_scalar",
-    "BlockSparseMask": "training.block_sparse_mask",
+    "AsyncScalar": "kernels_src.async_scalar",
+    "BlockSparseMask": "kernels_src.block_sparse_attention.mask",
     "Cache": "cache.store",
     "Config": "config",
-    "LossMeter": "training.loss_meter",
-    "PagedCache": "inference.paged_cache",
-    "quantize_linears": "inference.linears",
+    "LossMeter": "kernels_src.loss_meter.meter",
+    "PagedCache": "kernels_src.paged_decode.paged_cache",
+    "quantize_linears": "kernels_src.linears",
     "Target": "target",
     "load": "dropin.api",
     "load_inline": "dropin.api",
     "on_compile": "cache.events",
     "compose": "composition.pointwise",
     "cpp_kernel": "raw.from_file",
-    "cross_entropy_in_place": "training.cross_entropy",
+    "cross_entropy_in_place": "kernels_src.cross_entropy.in_place",
     "cuda_kernel": "raw.from_file",
-    "flash_attention": "training.flash_attention",
+    "flash_attention": "kernels_src.block_sparse_attention.flash_attention",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",
     "prewarm": "prewarming.api",
-    "roofline": "op.roofline",
+    "roofline": "devtools.roofline",
     "stats": "cache.events",
     "using": "config",
     "JitkernError": "errors",

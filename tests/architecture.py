@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
     "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
-    "dropin", "declare", "composition", "prewarming", "ops", "training", "inference", "service", "cli",
+    "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
 )  # fmt: skip
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 

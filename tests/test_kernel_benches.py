@@ -19,9 +19,9 @@ from benches.kernels.shapes import Shape, named_shapes, random_like, shapes_of
 from benches.kernels.subject import Subject, subject_of, subjects_of
 from jitkern.cli.parser import UsageError
 from jitkern.declare import kernel
+from jitkern.devtools import timing
+from jitkern.devtools.roofline import Bandwidth
 from jitkern.errors import DeclarationError
-from jitkern.op import timing
-from jitkern.op.roofline import Bandwidth
 
 needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 SMALL = {"small": ("f32[8, 1000]",)}
@@ -32,7 +32,7 @@ _number = itertools.count()
 def machine(monkeypatch):
     """A machine of 100 GB/s, whose caches hold little."""
     monkeypatch.setattr(bench, "bandwidth", lambda device: Bandwidth(100e9, 120e9))
-    monkeypatch.setattr("jitkern.op.timing._CPU_BYTES", 1 << 16)
+    monkeypatch.setattr("jitkern.devtools.timing._CPU_BYTES", 1 << 16)
 
 
 def measured(function, shapes=SMALL, **options):

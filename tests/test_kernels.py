@@ -14,8 +14,8 @@ from helpers import symbolic_sizes
 import jitkern.ops
 from jitkern import config
 from jitkern.calls.signature import tensors_in
+from jitkern.devtools.check import leaves
 from jitkern.op.all_ops import all_ops
-from jitkern.op.check import leaves
 from jitkern.op.op import Op
 
 pytestmark = pytest.mark.common_cache

@@ -23,8 +23,8 @@ from benches.kernels.bench import BACKWARD, FORWARD, SECONDS, Bench, bench_op
 from benches.kernels.peers import check_names, known_names
 from benches.kernels.shapes import shapes_of
 from benches.kernels.subject import subjects_of
+from jitkern.devtools import timing
 from jitkern.errors import JitkernError
-from jitkern.op import timing
 from jitkern.source.dtypes import DTYPES
 
 QUICK_SECONDS, QUICK_SAMPLES = 0.1, 20

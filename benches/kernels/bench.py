@@ -26,8 +26,8 @@ from benches.kernels.peers import Contender, Peers, Unsupported, first_line
 from benches.kernels.shapes import Shape, given_shapes, shapes_of
 from benches.kernels.subject import Subject, subject_of
 from jitkern import config
-from jitkern.op import timing
-from jitkern.op.roofline import Bandwidth, bandwidth
+from jitkern.devtools import timing
+from jitkern.devtools.roofline import Bandwidth, bandwidth
 
 FORWARD, BACKWARD = "forward", "backward"
 SECONDS = 0.6  # for the samples of all contenders of a shape, in one direction and one way

@@ -14,9 +14,9 @@ from benches.kernels.peers import Contender
 from benches.kernels.shapes import Shape, family_of, random_like
 from benches.kernels.subject import Subject, differentiable
 from jitkern.calls.signature import tensors_in
+from jitkern.devtools import timing
+from jitkern.devtools.check import leaves
 from jitkern.launch.measure import copied
-from jitkern.op import timing
-from jitkern.op.check import leaves
 from jitkern.runtime import linker
 
 Pair = tuple[tuple[Any, ...], list[torch.Tensor]]  # arguments, and gradients of the results

@@ -13,10 +13,10 @@ import torch
 from jitkern.calls.signature import tensors_in
 from jitkern.cli.choose import choose_ops
 from jitkern.cli.parser import UsageError
+from jitkern.devtools.roofline import cost_of
 from jitkern.errors import DeclarationError
 from jitkern.launch.measure import copied
 from jitkern.op.op import Op
-from jitkern.op.roofline import cost_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import argparse
 import sys
 import textwrap
 
-from jitkern import op as room
+from jitkern import devtools
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import (
     GREEN,
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     checks = []
     for op in chosen.ops:
-        for check in room.check.checks_of(op, devices):
+        for check in devtools.check.checks_of(op, devices):
             checks.append(check)
             if not args.json and (args.level >= 0 or check.ok is False):
                 _print(check, whole=args.level > 0)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _print(check: room.check.Check, *, whole: bool) -> None:
+def _print(check: devtools.check.Check, *, whole: bool) -> None:
     color, mark = {True: (GREEN, "ok  "), False: (RED, "FAIL"), None: (YELLOW, "skip")}[check.ok]
     bad = check.ok is False
     first, more = headline(check.note)

@@ -1,4 +1,4 @@
-"""What a model that generates text needs beside its ops: caches and weights."""
+"""Weights of models that generate text; the code lies beside the kernels that read them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from typing import TYPE_CHECKING
 from jitkern import on_first_use
 
 if TYPE_CHECKING:
-    from jitkern.inference import (
-        converters as converters,
-        int4 as int4,
-        linears as linears,
-        paged_cache as paged_cache,
-        pages as pages,
-    )
+    from jitkern.inference import converters as converters, int4 as int4, linears as linears
 else:
     __getattr__ = on_first_use(__name__)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         all_ops as all_ops,
         autograd as autograd,
         backend as backend,
-        check as check,
         compile_cache_key as compile_cache_key,
         dispatch as dispatch,
         gradient as gradient,
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
         nodes as nodes,
         op as op,
         recorder as recorder,
-        roofline as roofline,
-        timing as timing,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -259,7 +259,9 @@ def changes(cache):
 def test_no_sequence_changes_in_a_capture(monkeypatch):
     cache = small()
     cache.append({cache.add(): 3})
-    monkeypatch.setattr("jitkern.inference.paged_cache._is_capturing", lambda _: True)
+    monkeypatch.setattr(
+        "jitkern.kernels_src.paged_decode.paged_cache._is_capturing", lambda _: True
+    )
     for name, change in changes(cache).items():
         with pytest.raises(RuntimeError, match=f"{name}: a CUDA graph is being captured"):
             change()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from jitkern import ops
-from jitkern.op import check
+from jitkern.devtools import check
 
 pytestmark = pytest.mark.common_cache
 

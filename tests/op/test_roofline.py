@@ -10,10 +10,10 @@ import jitkern
 from jitkern import jit
 from jitkern.calls.signature import tensors_in
 from jitkern.declare import discover, kernel
+from jitkern.devtools import roofline as module, timing
+from jitkern.devtools.roofline import Bandwidth, quantity, roofline
 from jitkern.errors import DeclarationError
 from jitkern.launch.call import Call, variant_of
-from jitkern.op import roofline as module, timing
-from jitkern.op.roofline import Bandwidth, quantity, roofline
 from jitkern.target import Target
 
 SHIPPED = discover("jitkern.kernels_src")

@@ -8,7 +8,7 @@ from helpers import refusing_to_wait, served, waiting_gpu
 
 import jitkern
 from jitkern import ops
-from jitkern.training.loss_meter import LossStatistics
+from jitkern.kernels_src.loss_meter.meter import LossStatistics
 
 
 def test_a_tensor_on_the_cpu_is_there_at_once():

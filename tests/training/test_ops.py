@@ -6,8 +6,8 @@ from helpers import refusing_to_wait, served
 
 import jitkern.ops
 from jitkern import config
+from jitkern.devtools import check
 from jitkern.launch.kernels import Kernels
-from jitkern.op import check
 from jitkern.op.all_ops import all_ops
 
 pytestmark = pytest.mark.common_cache

@@ -17,11 +17,11 @@ import torch
 
 from jitkern import config
 from jitkern.calls.signature import tensors_in
+from jitkern.devtools import timing
 from jitkern.errors import DeclarationError, defined_at
 from jitkern.launch.call import Call
 from jitkern.launch.devices import Devices
 from jitkern.named_tuple import NamedTuple
-from jitkern.op import timing
 from jitkern.op.op import Op
 from jitkern.runtime import linker
 from jitkern.source.kinds import Cuda

@@ -6,7 +6,7 @@ import torch
 
 from jitkern import ops
 from jitkern.calls import autocast
-from jitkern.training.block_sparse_mask import BlockSparseMask
+from jitkern.kernels_src.block_sparse_attention.mask import BlockSparseMask
 
 
 def flash_attention(

@@ -7,8 +7,8 @@ import math
 import torch
 
 from jitkern import ops
+from jitkern.kernels_src.async_scalar import AsyncScalar
 from jitkern.named_tuple import NamedTuple
-from jitkern.training.async_scalar import AsyncScalar
 
 
 class LossStatistics(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from jitkern.errors import KVCacheFull
-from jitkern.inference.pages import Pages
+from jitkern.kernels_src.paged_decode.pages import Pages
 
 LAYOUTS = ("NHD", "HND")
 

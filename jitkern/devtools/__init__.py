@@ -1,0 +1,12 @@
+"""Tools for authors of kernels: checks of an op, its roofline, and timings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.devtools import check as check, roofline as roofline, timing as timing
+else:
+    __getattr__ = on_first_use(__name__)

@@ -1,0 +1,1 @@
+"""Attention over blocks: the kernels, masks, and `jitkern.flash_attention`."""

@@ -1,0 +1,1 @@
+"""Statistics of losses: the kernels, and a meter over them."""
