@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitkern import on_first_use
+from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.cache_tools.bundle import Unpacked as Unpacked, pack as pack, unpack as unpack

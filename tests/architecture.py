@@ -8,17 +8,26 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import networkx as nx
 
 ROOT = Path(__file__).parent.parent
 # From the ground up: a room, or a module beside the rooms, imports from its own room and from those
 # before it.
 ORDER = (
-    "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
+    "_version", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
     "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
     "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
 )  # fmt: skip
+# Lines of Python and C in a room, or in the modules beside the rooms, at most.
+BUDGETS = {
+    "beside": 1200, "files": 440, "config": 870, "cache": 2130, "source": 2980,
+    "cache_tools": 1950, "remote": 2640, "calls": 750, "compilers": 5050, "loading": 650,
+    "jit": 840, "launch": 2870, "trace": 2870, "runtime": 3430, "op": 2910, "raw": 540,
+    "dropin": 560, "composition": 4070, "prewarming": 2510, "devtools": 680, "inference": 40,
+    "service": 1590, "cli": 3210,
+}  # fmt: skip
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 
 
@@ -68,9 +77,9 @@ def for_types(tree: ast.AST) -> set[int]:
     }
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """(node, module of ours) for each that a file imports when it runs."""
-    hidden = for_types(tree)
+def imports(tree: ast.AST, *, types: bool = False) -> Iterator[tuple[ast.AST, str]]:
+    """(node, module of ours) for each that a file imports when it runs; types: or for types."""
+    hidden = set() if types else for_types(tree)
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -97,19 +106,68 @@ def upward() -> list[tuple[str, str]]:
     return found
 
 
-def circle() -> list[str]:
-    """Modules that import each other at their top, if there are such."""
-    graph = {}
+def met(name: str) -> set[str]:
+    """The modules that a file meets as `room.module`, or by a name that a room has of one."""
+    tree, found = TREES[name], set()
+    rooms = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if f"{node.module}.{alias.name}" in MODULES
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            room = rooms.get(node.value.id, "")
+            home = HOMES.get(room, {}).get(node.attr, node.attr)
+            if f"{room}.{home}" in MODULES:
+                found.add(f"{room}.{home}")
+    return found
+
+
+def _homes(tree: ast.Module) -> dict[str, str]:
+    """The names that a room has of its modules, by its list `_HOMES`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+            found: dict[str, str] = ast.literal_eval(node.value)
+            return found
+    return {}
+
+
+HOMES = {name: _homes(tree) for name, tree in TREES.items() if MODULES[name].stem == "__init__"}
+
+
+def circles(*, types: bool = False, chains: bool = False) -> list[list[str]]:
+    """The groups of modules that need each other.
+
+    types: by imports for types, too. chains: by `room.module`, too.
+    """
+    graph = nx.DiGraph()
     for name, tree in TREES.items():
-        others = {other for _, other in imports(tree)} - {name}
+        others = {other for _, other in imports(tree, types=types)}
+        if name in HOMES and types:
+            others = set()  # the modules of a room, which it lists for type checkers
+        if chains:
+            others |= met(name)
         parents = {name.rsplit(".", level)[0] for level in range(1, name.count(".") + 1)}
-        graph[name] = others - parents  # a room is there before its modules
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as e:
-        found: list[str] = e.args[1]
-        return found
-    return []
+        # A room is there before its modules.
+        graph.add_edges_from((name, other) for other in others - parents - {name})
+    groups = nx.strongly_connected_components(graph)
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def lines() -> dict[str, int]:
+    """The lines of Python and C of each room, and of the modules beside the rooms together."""
+    found: Counter[str] = Counter()
+    for package, folder in PACKAGES.items():
+        for path in folder.rglob("*"):
+            if path.suffix in (".py", ".c", ".h", ".cpp"):
+                inside = path.relative_to(folder).parts[:-1]
+                room = (
+                    package.rpartition(".")[2] if package != "jitkern" else [*inside, "beside"][0]
+                )
+                found[room] += len(path.read_text().splitlines())
+    return dict(found)
 
 
 def main() -> None:
@@ -119,14 +177,18 @@ def main() -> None:
         for _, other in imports(tree):
             if room_of(name) in edges and room_of(other) != room_of(name):
                 edges[room_of(name)][room_of(other)] += 1
+    counted = lines()
     for room in ORDER:
-        inside = [path for name, path in MODULES.items() if room_of(name) == room]
-        lines = sum(len(path.read_text().splitlines()) for path in inside)
+        files = sum(room_of(name) == room for name in MODULES)
         below = " ".join(sorted(edges[room], key=ORDER.index))
-        print(f"{room:12} {len(inside):3} files {lines:6} lines   imports {below or 'nothing'}")
-    total = sum(len(path.read_text().splitlines()) for path in MODULES.values())
-    print(f"{len(MODULES)} files, {total} lines")
-    print(f"circles: {' -> '.join(circle()) or 0}")
+        length = counted.get(room, "")
+        print(f"{room:12} {files:3} files {length:6} lines   imports {below or 'nothing'}")
+    print(f"{len(MODULES)} files, {sum(counted.values())} lines")
+    for kind in ({}, {"types": True}, {"chains": True}):
+        found = circles(**kind)
+        print(f"circles by imports{' and '.join(['', *kind])}: {len(found)}")
+        for group in found:
+            print(f"  {' '.join(group)}")
     print(f"upward imports: {len(upward())}")
     for name, other in upward():
         print(f"  {name} -> {other}")

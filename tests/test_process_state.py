@@ -79,7 +79,7 @@ def test_each_object_of_a_module_that_changes_is_listed():
 
 def test_there_is_one_way_to_renew_after_a_fork():
     places = [name for name, path in MODULES.items() if "register_at_fork" in path.read_text()]
-    assert places == ["jitkern"]
+    assert places == ["jitkern._fork"]
     for name, path in MODULES.items():
         if re.search(r"threading\.(Lock|RLock|Condition)\(\)", path.read_text()):
             assert "\nafter_fork(" in path.read_text() or " after_fork(" in path.read_text(), name
@@ -93,7 +93,7 @@ def test_a_lock_is_free_in_a_child(run_python, make, own):
         pytest.skip("who holds a plain lock is not known: no block of ours forks in one")
     done = run_python(
         "import os, threading\n"
-        "from jitkern import after_fork\n"
+        "from jitkern._fork import after_fork\n"
         f"lock = threading.{make}()\n"
         "after_fork(lock)\n"
         "held, done = threading.Event(), threading.Event()\n"
@@ -118,7 +118,7 @@ def test_a_fork_waits_for_an_import_of_another_thread(run_python, tmp_path):
     room = tmp_path / "room"
     room.mkdir()
     room.joinpath("__init__.py").write_text(
-        "from jitkern import on_first_use\n__getattr__ = on_first_use(__name__)\n"
+        "from jitkern._lazy import on_first_use\n__getattr__ = on_first_use(__name__)\n"
     )
     room.joinpath("part.py").write_text(
         "import sys, time\nsys.began.set()\ntime.sleep(0.5)\nVALUE = 3\n"
@@ -127,7 +127,7 @@ def test_a_fork_waits_for_an_import_of_another_thread(run_python, tmp_path):
         "import os, signal, sys, threading\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "import jitkern, room\n"
-        "jitkern.FORK_WAITS = 250.0\n"
+        "jitkern._lazy.FORK_WAITS = 250.0\n"
         "sys.began = threading.Event()\n"
         "thread = threading.Thread(target=lambda: room.part.VALUE)\n"
         "thread.start(); sys.began.wait()\n"

@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 from jitkern.files.owned import distrust_entry
 
 MESSAGE_EVERY = 10.0  # seconds, while a process waits

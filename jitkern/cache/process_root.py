@@ -15,7 +15,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jitkern import after_fork, cache, files as room
+from jitkern import cache, files as room
+from jitkern._fork import after_fork
 from jitkern.cache import VERSION
 
 SHARDS = 64

@@ -15,7 +15,8 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from jitkern import __version__, config
+from jitkern import config
+from jitkern._version import __version__
 from jitkern.cli.output import say, use_color
 from jitkern.cli.parser import Parser, UsageError
 from jitkern.errors import CacheError, JitkernError, NotCached, SettingError, TargetError

@@ -20,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jitkern
-from jitkern import __version__, config, jit, remote, runtime
+from jitkern import config, jit, remote, runtime
+from jitkern._version import __version__
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import Check

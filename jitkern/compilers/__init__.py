@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from jitkern import on_first_use
+from jitkern._lazy import on_first_use
 from jitkern.source.closure import Closure, closure_of
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 
 _GUARD = 'read -r line || kill -9 "-$1"'  # a line means: the child has ended
 _starting = threading.Lock()

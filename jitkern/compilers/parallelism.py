@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 
 MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
 _CGROUP = "/sys/fs/cgroup"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitkern import on_first_use
+from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.composition import (

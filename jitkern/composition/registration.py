@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature
 from jitkern.composition import launch
 from jitkern.composition.backward import arguments_of

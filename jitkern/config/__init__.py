@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jitkern import after_fork, on_first_use
+from jitkern._fork import after_fork
+from jitkern._lazy import on_first_use
 from jitkern.config.settings import (
     BUILD_VARIABLES,
     KINDS,

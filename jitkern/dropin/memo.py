@@ -14,7 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitkern import __version__, config, jit
+from jitkern import config, jit
+from jitkern._version import __version__
 from jitkern.cache import events, records, usage
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of

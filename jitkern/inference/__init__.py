@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitkern import on_first_use
+from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.inference import converters as converters, int4 as int4, linears as linears

@@ -7,7 +7,8 @@ import functools
 import logging
 from typing import Any
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 from jitkern.cache import usage
 from jitkern.cache.store import Cache, Entry
 from jitkern.config import Config

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import after_fork, config, jit, launch
+from jitkern import config, jit, launch
+from jitkern._fork import after_fork
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.launch import autotune

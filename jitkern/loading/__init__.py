@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jitkern import after_fork, on_first_use
+from jitkern._fork import after_fork
+from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.loading import (

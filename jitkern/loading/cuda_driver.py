@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import Structure, Union, c_byte, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 from jitkern.errors import LaunchError, LoadError
 from jitkern.source.dtypes import TENSOR_MAP, table_of
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 from jitkern.loading import LOADED
 
 _opening = threading.RLock()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from jitkern import after_fork, config, op as room, runtime
+from jitkern import config, op as room, runtime
+from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError, LaunchError, TargetError
 from jitkern.launch.devices import Devices

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jitkern import __version__
+from jitkern._version import __version__
 from jitkern.cache.key import canonical
 from jitkern.errors import DeclarationError
 from jitkern.source.closure import closure_of

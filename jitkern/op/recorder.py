@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitkern import after_fork, jit
+from jitkern import jit
+from jitkern._fork import after_fork
 from jitkern.errors import JitkernError
 from jitkern.op import autograd
 from jitkern.op.gradient import Gradient, described

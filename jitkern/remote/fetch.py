@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 from jitkern.cache.key import Key
 from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 from jitkern.cache import lock
 from jitkern.cache.key import Key, canonical
 from jitkern.cache.store import Cache

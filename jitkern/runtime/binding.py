@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, config, jit, runtime as room, trace
+from jitkern import config, jit, runtime as room, trace
+from jitkern._fork import after_fork
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.runtime import code_page
 from jitkern.runtime.guards import Guards

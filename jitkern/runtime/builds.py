@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 
 PATIENCE = 5.0  # seconds that the end of a process waits for builds
 WAITING = 128  # pieces of work that may wait; beyond that, later calls ask again

@@ -24,7 +24,8 @@ import threading
 from collections.abc import Callable
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
-from jitkern import after_fork, target
+from jitkern import target
+from jitkern._fork import after_fork
 
 SIZE = 16  # bytes of a trampoline
 PAGE = 4096  # bytes of code that are made at once

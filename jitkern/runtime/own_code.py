@@ -7,7 +7,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from jitkern import IMPORTED, __version__
+from jitkern._lazy import IMPORTED
+from jitkern._version import __version__
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports less
 _ROOMS = ("launch", "trace")  # which decide what a trace gives, with `source`'s part of the FILES

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jitkern import __version__, config, jit, launch, runtime as room, target as targets
+from jitkern import config, jit, launch, runtime as room, target as targets
+from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
 from jitkern.cache.records import Reference, reference_to

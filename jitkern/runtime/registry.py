@@ -16,7 +16,8 @@ from collections.abc import Callable
 from ctypes import c_uint64, c_void_p
 from typing import Any
 
-from jitkern import after_fork, config, runtime
+from jitkern import config, runtime
+from jitkern._fork import after_fork
 from jitkern.cache import VERSION
 from jitkern.config import values
 from jitkern.named_tuple import NamedTuple

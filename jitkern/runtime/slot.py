@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, config, jit, launch, runtime as room
+from jitkern import config, jit, launch, runtime as room
+from jitkern._fork import after_fork
 from jitkern.cache import events
 from jitkern.calls.call_class import example_of
 from jitkern.calls.signature import Signature

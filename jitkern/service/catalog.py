@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from jitkern import after_fork, cache_tools
+from jitkern import cache_tools
+from jitkern._fork import after_fork
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.bundle import fitting

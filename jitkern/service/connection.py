@@ -12,7 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from jitkern import __version__
+from jitkern._version import __version__
 from jitkern.remote import layout
 from jitkern.service import request
 

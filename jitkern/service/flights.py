@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from jitkern import after_fork, config
+from jitkern import config
+from jitkern._fork import after_fork
 from jitkern.prewarming.workers import PATIENCE
 from jitkern.service.build import Outcome
 from jitkern.service.metrics import Metrics

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 from jitkern.calls.record import MOST, append
 from jitkern.errors import SettingError
 from jitkern.service.build import Outcome

@@ -20,7 +20,8 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
-from jitkern import after_fork, config, jit
+from jitkern import config, jit
+from jitkern._fork import after_fork
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op

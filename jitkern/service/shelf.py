@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import BinaryIO
 
-from jitkern import after_fork
+from jitkern._fork import after_fork
 
 MOST_BYTES = 1 << 30  # of files that no index names; the least recently used go first
 

@@ -1,7 +1,7 @@
 """Processes in which the service builds, so that a crash, a hang or a Ctrl-C takes no answer away.
 
 A worker is forked from a process with threads. Those threads hold no lock of Torch, since they use
-none of it, and the locks of jitkern are renewed in the child (`jitkern.after_fork`).
+none of it, and the locks of jitkern are renewed in the child (`jitkern._fork.after_fork`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-from jitkern import __version__
+from jitkern._version import __version__
 from jitkern.source.kinds import Generated, Source
 
 

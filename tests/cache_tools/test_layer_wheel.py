@@ -14,7 +14,7 @@ import zipfile
 import pytest
 from helpers import REPOSITORY
 
-from jitkern import __version__
+from jitkern._version import __version__
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing

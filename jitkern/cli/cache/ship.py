@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from jitkern import __version__, cache_tools, config
+from jitkern import cache_tools, config
+from jitkern._version import __version__
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cli.cache.choose import add_filters, opened, wanted
 from jitkern.cli.output import counted, human_bytes, print_json, say

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from jitkern import after_fork, loading
+from jitkern import loading
+from jitkern._fork import after_fork
 from jitkern.errors import LaunchError
 from jitkern.named_tuple import NamedTuple
 

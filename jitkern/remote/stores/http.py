@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from jitkern import __version__, config
+from jitkern import config
+from jitkern._version import __version__
 from jitkern.errors import SettingError
 from jitkern.remote import layout
 from jitkern.remote.store import (

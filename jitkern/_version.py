@@ -1,0 +1,3 @@
+"""The version of jitkern."""
+
+__version__ = "0.1.0"
