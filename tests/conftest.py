@@ -26,7 +26,7 @@ from jitkern.cli import main
 from jitkern.compilers import COMPILERS
 from jitkern.errors import CompilerNotFound
 from jitkern.jit import cache_in_use
-from jitkern.op import autograd, recorder
+from jitkern.op import recorder, recording
 from jitkern.runtime import binding, linker
 from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
@@ -253,9 +253,9 @@ def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     with config.using(cache_dir=request.getfixturevalue("recorder_cache")):
         functions = jit.loaded(recorder.variant(), Target.current("cpu"))
     node = recorder.Recorder(*functions())
-    monkeypatch.setattr(autograd.IN_C, "recorder", node)
+    monkeypatch.setattr(recording.IN_C, "recorder", node)
     yield request.param
-    for recorded in autograd.ALL:  # those declared meanwhile
+    for recorded in recording.ALL:  # those declared meanwhile
         if recorded.slot is not None:
             binding.runtime().record(recorded.slot, node.record, 0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jitkern._lazy import on_first_use
 
 _HOMES = {
-    "capturing": "obtain",
+    "capturing": "request",
     "ensure": "obtain",
     "ensure_and_tell": "obtain",
     "exact_target": "obtain",
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from jitkern.jit.cache_in_use import open_cache as open_cache
     from jitkern.jit.load import loaded as loaded
     from jitkern.jit.obtain import (
-        capturing as capturing,
         ensure as ensure,
         ensure_and_tell as ensure_and_tell,
         exact_target as exact_target,
         key_of as key_of,
     )
+    from jitkern.jit.request import capturing as capturing
 else:
     __getattr__ = on_first_use(__name__, _HOMES)

@@ -29,8 +29,7 @@ from jitkern.files import owned
 from jitkern.jit import cache_in_use
 from jitkern.jit.announcement import announced
 from jitkern.jit.cache_in_use import open_cache
-from jitkern.jit.obtain import OTHER_COMPILER, REFRESH, capturing, report
-from jitkern.jit.request import Request
+from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.provenance import package_of
 

@@ -7,12 +7,9 @@ and the tests alike: prewarm is first use without the load.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 
 from jitkern import cache, config, jit, source
-from jitkern.cache import events
-from jitkern.cache.events import Event
 from jitkern.cache.key import Key
 from jitkern.cache.store import Entry, Found
 from jitkern.compilers import compiler_for
@@ -22,14 +19,10 @@ from jitkern.errors import (
 )
 from jitkern.jit import cache_in_use
 from jitkern.jit.cache_in_use import open_cache
-from jitkern.jit.request import Request
+from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.loading import one_at_a_time
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
-
-OTHER_COMPILER = "another compiler made it"
-REFRESH = Found(None, reason="refresh")
-_log = logging.getLogger(__name__)
 
 
 def exact_target(variant: Variant, target: Target) -> Target:
@@ -101,25 +94,6 @@ def _missed(request: Request, started: float, reason: str, *, may_wait: bool) ->
     return result.entry, False
 
 
-def report(
-    variant: Variant,
-    key: Key,
-    status: str,
-    started: float,
-    entry: Entry | None = None,
-    reason: str = "",
-) -> None:
-    """Report the event that `variant` was a hit, fetched, built or failed.
-
-    started: the time.perf_counter() at its beginning.
-    """
-    seconds = time.perf_counter() - started
-    path = str(entry.path) if entry else ""
-    event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
-    events.tell(event, variant.source.kind)
-    _log.debug("key inputs: %s", key.inputs)
-
-
 def _look_up(request: Request) -> Found:
     key = request.key
     result = open_cache().look_up(key.target, key.name, key.digest)
@@ -132,10 +106,3 @@ def _look_up(request: Request) -> Found:
             if result.entry.manifest.compiler not in installed:
                 return Found(None, reason=OTHER_COMPILER)
     return result
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured, so that nothing may be compiled or measured."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
+from jitkern.cache import events
+from jitkern.cache.events import Event
 from jitkern.cache.key import Key
+from jitkern.cache.store import Entry, Found
 from jitkern.compilers import Compiler, compiler_for
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
+
+OTHER_COMPILER = "another compiler made it"
+REFRESH = Found(None, reason="refresh")
+_log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
@@ -41,3 +51,29 @@ class Request(NamedTuple):
     def again(self) -> Request:
         """The same request, with the files as they are now."""
         return Request.of(self.variant, self.target)
+
+
+def report(
+    variant: Variant,
+    key: Key,
+    status: str,
+    started: float,
+    entry: Entry | None = None,
+    reason: str = "",
+) -> None:
+    """Report the event that `variant` was a hit, fetched, built or failed.
+
+    started: the time.perf_counter() at its beginning.
+    """
+    seconds = time.perf_counter() - started
+    path = str(entry.path) if entry else ""
+    event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
+    events.tell(event, variant.source.kind)
+    _log.debug("key inputs: %s", key.inputs)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing may be compiled or measured."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

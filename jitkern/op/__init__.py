@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         nodes as nodes,
         op as op,
         recorder as recorder,
+        recording as recording,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -14,7 +14,7 @@ from jitkern import config, op as room, runtime
 from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError, LaunchError, TargetError
-from jitkern.launch.devices import Devices
+from jitkern.launch.devices import Devices, Launcher
 from jitkern.source.kinds import ITSELF, Source
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Backend:
         try:
             function = op.written(source, self.device)
             target = self.devices.target(device.index)
-            launcher = runtime.slot.Launcher(function, source, target, device)
+            launcher = Launcher(function, source, target, device)
         except (DeclarationError, TargetError):
             return False  # the implementation will tell
         ordered = op.signature.in_order(args, kwargs)

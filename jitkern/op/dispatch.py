@@ -26,9 +26,10 @@ from jitkern.errors import (
     raised_at,
     told,
 )
-from jitkern.op.autograd import recording
+from jitkern.launch.devices import Launcher
+from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare, say_why_not
-from jitkern.runtime.slot import Launcher, Slot
+from jitkern.runtime.slot import Slot
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:

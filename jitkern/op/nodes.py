@@ -19,11 +19,12 @@ from torch.utils import _pytree
 from jitkern import config
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError
-from jitkern.op.autograd import DEPTH, Autograd, plainly_on
 from jitkern.op.gradient import Gradient, described, inside_backward
+from jitkern.op.recording import DEPTH, plainly_on
 from jitkern.runtime.symbols import AUTOGRAD, symbols
 
 if TYPE_CHECKING:
+    from jitkern.op.autograd import Autograd
     from jitkern.op.op import Op
 
 

@@ -28,8 +28,9 @@ from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, called_at, defined_at, raised_at
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.all_ops import OPS, key_compile_caches
-from jitkern.op.autograd import Autograd, plainly_on
+from jitkern.op.autograd import Autograd
 from jitkern.op.backend import Backend, Batched, Elsewhere
+from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern import jit
 from jitkern._fork import after_fork
 from jitkern.errors import JitkernError
-from jitkern.op import autograd
+from jitkern.op import recording
 from jitkern.op.gradient import Gradient, described
 from jitkern.runtime import binding, builds
 from jitkern.source.kinds import Extension, Variant
@@ -26,6 +26,7 @@ from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.calls.signature import Signature
+    from jitkern.op.autograd import Autograd
     from jitkern.runtime.binding import Runtime
 
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
@@ -48,11 +49,11 @@ class Recorder:
         self._lock = threading.Lock()
         after_fork(self._lock)
 
-    def follow(self, recorded: autograd.Autograd) -> None:
+    def follow(self, recorded: Autograd) -> None:
         """Record the calls of an op with its present gradient; leave them to Python if it must."""
         binding.when_loaded(lambda runtime: self._install(runtime, recorded))
 
-    def _install(self, runtime: Runtime, recorded: autograd.Autograd) -> None:
+    def _install(self, runtime: Runtime, recorded: Autograd) -> None:
         with self._lock:
             gradient, slot = recorded.gradient, recorded.slot
             if slot is not None:
@@ -102,12 +103,12 @@ class _State:
 _state = _State()
 
 
-def count(recorded: autograd.Autograd) -> None:
+def count(recorded: Autograd) -> None:
     """Count a call that Python recorded; see the module."""
     if recorded.by_c is None:
         gradient = recorded.gradient
         recorded.by_c = recorded.slot is not None and serves(recorded.op.signature, gradient)
-    if not recorded.by_c or autograd.IN_C.recorder:
+    if not recorded.by_c or recording.IN_C.recorder:
         return
     number = next(_state.numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
@@ -122,8 +123,8 @@ def _load(*, may_compile: bool) -> None:
     except (JitkernError, OSError) as e:
         _log.debug("Python records the calls that need a gradient: %s", e)
         return
-    autograd.IN_C.recorder = recorder = Recorder(*functions())
-    for recorded in [*autograd.ALL]:
+    recording.IN_C.recorder = recorder = Recorder(*functions())
+    for recorded in [*recording.ALL]:
         recorder.follow(recorded)
 
 

@@ -13,6 +13,7 @@ from jitkern.calls.call_class import class_of
 from jitkern.errors import JitkernError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
+from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -20,7 +21,6 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.records import Class, entry_of, keep
-from jitkern.runtime.slot import Launcher
 from jitkern.source.kinds import ITSELF, Source
 from jitkern.target import Target
 from jitkern.trace import trace

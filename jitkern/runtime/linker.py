@@ -13,11 +13,12 @@ from typing import Any
 from jitkern import runtime as room
 from jitkern.config import Config
 from jitkern.errors import JitkernError, defined_at
+from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
-from jitkern.runtime.slot import CONSTANTS, Calls, Launcher, Loaded, Slot, known_as
+from jitkern.runtime.slot import CONSTANTS, Calls, Loaded, Slot, known_as
 from jitkern.trace.recorder import described
 from jitkern.trace.trace import trace
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
     from jitkern.calls.signature import Signature
     from jitkern.jit.load import Tell
-    from jitkern.runtime.slot import Launcher
+    from jitkern.launch.devices import Launcher
     from jitkern.trace.trace import Traced
     from jitkern.trace.world import World
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import shutil
 import threading
 from collections.abc import Callable
 from ctypes import c_uint64, c_void_p
 from typing import Any
 
-from jitkern import config, runtime
+from jitkern import config
 from jitkern._fork import after_fork
-from jitkern.cache import VERSION
 from jitkern.config import values
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
@@ -153,37 +151,6 @@ class Registry:
             if kind in "sS" and passed[i]:
                 strings.append(c_void_p(passed[i]))
         return strings
-
-
-def expected() -> bool:
-    """Whether C code may at some time serve the calls of this process."""
-    if not code_page.supported() or registry().pages is None:
-        return False
-    settings = config.current()
-    if settings.remotes or (settings.compile != "never" and has_compiler()):
-        return True
-    if _may_be_cached():
-        return True
-    return runtime.binding.runtime() is not None
-
-
-@functools.cache
-def _may_be_cached() -> bool:
-    """Whether a root of the cache has a folder named like an entry of the launch runtime."""
-    settings = config.current()
-    for root in (settings.cache_dir, *settings.system_cache):
-        for target in _names_in(f"{root}/{VERSION}"):
-            if any(name.startswith("runtime-") for name in _names_in(f"{root}/{VERSION}/{target}")):
-                return True
-    return False
-
-
-def _names_in(folder: str) -> list[str]:
-    """Return the names in a folder; none if it cannot be read."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def has_compiler() -> bool:

@@ -6,7 +6,7 @@ import logging
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from jitkern.cache import events
 from jitkern.calls.call_class import example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
+from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
 from jitkern.source.kinds import Source
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from jitkern.jit.load import Tell
     from jitkern.launch.symbols import Frozen
     from jitkern.runtime.records import Kept
-    from jitkern.target import Target
     from jitkern.trace.program import Program
 
 CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
@@ -72,15 +72,6 @@ class Loaded(NamedTuple):
     program: Program
     kernels: Sequence[Any]
     world: World
-
-
-class Launcher(NamedTuple):
-    """A launch function over the kernels of a source, built for a target, on a device."""
-
-    function: Callable[..., Any]
-    source: Source
-    target: Target
-    device: torch.device
 
 
 class Slot:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import sys
 import threading
@@ -20,9 +21,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from jitkern import config, runtime
+from jitkern.cache import VERSION
 from jitkern.calls.signature import Signature
 from jitkern.errors import JitkernError, LaunchError
-from jitkern.runtime.registry import expected, registry
+from jitkern.runtime import code_page
+from jitkern.runtime.registry import has_compiler, registry
 from jitkern.runtime.symbols import AUTOGRAD, LISTS, MUTATION, OPTIONALS, symbols
 
 NAMESPACE = "jitkern_python"
@@ -93,6 +97,37 @@ class Trampolines:
 
         _askers.add(ask.__code__)
         return ask
+
+
+def expected() -> bool:
+    """Whether C code may at some time serve the calls of this process."""
+    if not code_page.supported() or registry().pages is None:
+        return False
+    settings = config.current()
+    if settings.remotes or (settings.compile != "never" and has_compiler()):
+        return True
+    if _may_be_cached():
+        return True
+    return runtime.binding.runtime() is not None
+
+
+@functools.cache
+def _may_be_cached() -> bool:
+    """Whether a root of the cache has a folder named like an entry of the launch runtime."""
+    settings = config.current()
+    for root in (settings.cache_dir, *settings.system_cache):
+        for target in _names_in(f"{root}/{VERSION}"):
+            if any(name.startswith("runtime-") for name in _names_in(f"{root}/{VERSION}/{target}")):
+                return True
+    return False
+
+
+def _names_in(folder: str) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _with_strings(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:

@@ -12,13 +12,13 @@ from jitkern.calls import samples
 from jitkern.compilers import parallelism
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
+from jitkern.launch.devices import Launcher
 from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
 from jitkern.prewarming.ahead import keep_all, traces_of
 from jitkern.runtime import binding, records
-from jitkern.runtime.slot import Launcher
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 

@@ -8,11 +8,11 @@ from tuning import GPU, HERE, ROWS, Clock, _number, double, length, ways
 from jitkern import jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import autotune, tuned
+from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.ahead import keep_all, traces_of
 from jitkern.runtime import binding, linker, records
-from jitkern.runtime.slot import Launcher
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jitkern.errors import DeclarationError
-from jitkern.op import autograd, recorder
+from jitkern.op import recorder, recording
 from jitkern.runtime import binding, builds
 
 pytestmark = [
@@ -170,7 +170,7 @@ def test_an_error_of_the_call_itself_is_raised_as_it_is(declare):
         with pytest.raises(IndexError):
             op(leaf(1.0), 2)
         assert op(leaf(1.0), 1).requires_grad
-    assert not autograd.recording()
+    assert not recording.recording()
 
 
 @pytest.mark.long
@@ -329,13 +329,13 @@ def test_a_node_is_called_inside_another_and_inside_itself(declare):
 
 CHILD = """
 import torch, jitkern.ops
-from jitkern.op import autograd, recorder
+from jitkern.op import recorder, recording
 from jitkern.runtime import builds
 x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
     builds.settle()
-print(next(recorder._state.numbers) - 1, autograd.IN_C.recorder is not None)
+print(next(recorder._state.numbers) - 1, recording.IN_C.recorder is not None)
 """
 
 
@@ -352,7 +352,7 @@ def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
 
 
 def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
-    monkeypatch.setattr(autograd.IN_C, "recorder", None)
+    monkeypatch.setattr(recording.IN_C, "recorder", None)
     monkeypatch.setattr(recorder._state, "numbers", itertools.count(1))
     began = []
     monkeypatch.setattr(recorder, "_load", lambda *, may_compile: began.append(may_compile))

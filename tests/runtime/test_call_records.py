@@ -19,10 +19,10 @@ from jitkern.cache import eviction
 from jitkern.cache.store import Cache
 from jitkern.calls import call_class
 from jitkern.declare import Cpp, kernel
+from jitkern.launch.devices import Launcher
 from jitkern.op.all_ops import all_ops
 from jitkern.prewarming import ahead
 from jitkern.runtime import binding, linker, records
-from jitkern.runtime.slot import Launcher
 from jitkern.target import Target
 from jitkern.trace.world import World
 

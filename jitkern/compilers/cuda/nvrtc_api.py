@@ -10,6 +10,10 @@ from collections.abc import Collection, Mapping
 from jitkern.errors import CompileError, TargetError
 from jitkern.target import Target
 
+# What NVRTC says.
+UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
+UNDEFINED = r'identifier "(\w+)" is undefined'
+
 
 class Program:
     """A program to compile with NVRTC.

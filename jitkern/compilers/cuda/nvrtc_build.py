@@ -14,7 +14,14 @@ from jitkern.compilers import cuda, opened
 from jitkern.compilers.cpp import template_arguments
 from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
 from jitkern.compilers.cuda.cubin import resources
-from jitkern.compilers.cuda.nvrtc_api import Program, build_id, check_arch, version_in
+from jitkern.compilers.cuda.nvrtc_api import (
+    UNDEFINED,
+    UNKNOWN_OPTION,
+    Program,
+    build_id,
+    check_arch,
+    version_in,
+)
 from jitkern.compilers.cuda.strip_host_code import DeviceHalf, device_half
 from jitkern.compilers.result import (
     Built,
@@ -31,7 +38,6 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Constant, Variant
 from jitkern.target import Target
 
-UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
 # Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value. And
 # of precompiled headers, since NVRTC takes one for all headers of the same time.
 _LEFT_OUT = (
@@ -40,7 +46,6 @@ _LEFT_OUT = (
     r"|--?(?:pch(?:-.*)?|(?:create-pch|use-pch|instantiate-templates-in-pch)=.*)"
 )
 _LEFT_OUT_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
-UNDEFINED = r'identifier "(\w+)" is undefined'
 _OTHER_INT64 = r'redeclaration of type name "u?int(?:64|ptr)_t"'
 _ERROR_LINE = r"(?m)^(.+?)\((\d+)\): (?:catastrophic )?error:"
 _NO_FILES = {"__nv_name_map", "jitkern probe"}

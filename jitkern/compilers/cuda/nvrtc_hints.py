@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from jitkern.compilers.cuda import nvcc, ptx_signature, toolkit
-from jitkern.compilers.cuda.nvrtc_build import UNDEFINED, UNKNOWN_OPTION
+from jitkern.compilers.cuda.nvrtc_api import UNDEFINED, UNKNOWN_OPTION
 from jitkern.compilers.result import missing_function, missing_header, no_function, no_kernel
 from jitkern.source import cpp_text, defining_file
 from jitkern.source.kinds import Variant

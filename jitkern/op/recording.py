@@ -1,0 +1,70 @@
+"""Whether calls are recorded for Autograd, and by whom: C++, or Python until C++ is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from jitkern.runtime.symbols import symbols
+
+if TYPE_CHECKING:
+    from jitkern.op.autograd import Autograd
+    from jitkern.op.recorder import Recorder
+
+
+class _Depth(threading.local):
+    """The number of recorded calls that this thread is inside of."""
+
+    value = 0
+
+
+class _InC:
+    """The C++ that records calls in place of Python, once it is loaded."""
+
+    recorder: Recorder | None = None
+
+
+DEPTH = _Depth()
+IN_C = _InC()
+ALL: list[Autograd] = []  # of all ops
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_OTHERS = (torch.Tensor, list, tuple)  # a list may hold tensors
+RECORDED = "recorded"
+_keys = torch._C._dispatch_keys
+_transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_gradients_enabled = torch.is_grad_enabled
+
+
+def recording() -> bool:
+    """Whether this thread is inside the forward of an op whose gradient is recorded."""
+    return DEPTH.value > 0 or (IN_C.recorder is not None and IN_C.recorder.recording())
+
+
+def plainly_on(args: Sequence[Any]) -> str:
+    """Return the device type of arguments that only a backend must see, or "" for others.
+
+    RECORDED for arguments that autograd must see, and nothing else above it.
+    """
+    if (
+        forward_ad._current_level >= 0
+        or _transforms_active()
+        or _dispatch_modes()
+        or _function_modes()
+    ):
+        return ""
+    needed, device, other = False, "", ~symbols().plain_keys
+    for arg in args:
+        if type(arg) in _PLAIN:
+            if _keys(arg).raw_repr() & other:
+                return ""
+            needed = needed or arg.requires_grad
+            device = "cuda" if arg.is_cuda else device or "cpu"
+        elif isinstance(arg, _OTHERS):
+            return ""
+    return RECORDED if needed and _gradients_enabled() else device
