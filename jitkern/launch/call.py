@@ -13,9 +13,9 @@ from jitkern import source as room
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
-from jitkern.source.dtypes import codes_of_torch
-from jitkern.source.kinds import TRITON_OPTIONS, Constant, Source, Variant
-from jitkern.source.triton_decorators import Config, Heuristic
+from jitkern.source.dtypes import Constant, codes_of_torch
+from jitkern.source.kinds import Source, Variant
+from jitkern.source.triton_decorators import TRITON_OPTIONS, Config, Heuristic
 from jitkern.source.triton_text import Function, functions
 
 

@@ -21,7 +21,7 @@ from jitkern.launch.resources.device_facts import FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, Device
 from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.tuned import Tuned
-from jitkern.source.kinds import TRITON_OPTIONS
+from jitkern.source.triton_decorators import TRITON_OPTIONS
 
 _KEYWORDS = {
     "grid", "block", "smem", "cluster", "cooperative", "pdl", "carveout", *TRITON_OPTIONS

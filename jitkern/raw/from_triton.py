@@ -19,7 +19,8 @@ from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import TRITON_OPTIONS, Triton, Variant
+from jitkern.source.kinds import Triton, Variant
+from jitkern.source.triton_decorators import TRITON_OPTIONS
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 

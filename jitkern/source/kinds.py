@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jitkern import config, source as room
 from jitkern.errors import DeclarationError, called_at
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import Constant
 
 if TYPE_CHECKING:
     import inspect
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 
 FUNCTION = "jitkern_function"  # the symbol of a library that calls its kernel, from addresses
-TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
-Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
 
 
 class Include(NamedTuple):

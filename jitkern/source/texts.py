@@ -11,12 +11,14 @@ import functools
 import hashlib
 import linecache
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitkern.cache.process_root import private_root
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import Source
+
+if TYPE_CHECKING:
+    from jitkern.source.kinds import Source
 
 
 class Span(NamedTuple):

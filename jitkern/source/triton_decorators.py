@@ -14,7 +14,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import TRITON_OPTIONS, Constant
+from jitkern.source.dtypes import Constant
+
+TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
 
 Heuristic = tuple[str, Callable[[dict[str, Any]], Any]]
 # Keywords that concern no launch: of @triton.jit, and of @triton.autotune.

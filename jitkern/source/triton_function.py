@@ -23,7 +23,7 @@ from typing import Any
 
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.source import texts, triton_decorators, triton_text
-from jitkern.source.kinds import TRITON_OPTIONS
+from jitkern.source.triton_decorators import TRITON_OPTIONS
 
 _PLAIN = (int, float, str, bool, type(None))
 

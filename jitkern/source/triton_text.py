@@ -16,8 +16,7 @@ from typing import Any
 from jitkern.errors import CompileError
 from jitkern.files import owned
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import Constant
+from jitkern.source.dtypes import DTYPES, Constant
 from jitkern.source.triton_decorators import (
     KNOWN,
     Config,

@@ -10,8 +10,8 @@ from jitkern.errors import CompileError
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
 from jitkern.source.defining_file import elsewhere
-from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import Constant, Cpp, Variant
+from jitkern.source.dtypes import DTYPES, Constant
+from jitkern.source.kinds import Cpp, Variant
 
 _IN_C = {"true": "1", "false": "0", "bool": "_Bool"}
 _NAMED = {f"jitkern_{code}": d.host for code, d in DTYPES.items() if " " in d.host}

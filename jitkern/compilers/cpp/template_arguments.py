@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jitkern.errors import CompileError
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
-from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import Constant, Variant
+from jitkern.source.dtypes import DTYPES, Constant
+from jitkern.source.kinds import Variant
 
 _TYPES = {  # the word read as the name of a parameter that has no name
     "typename", "class", "auto", "bool", "char", "short", "int", "long", "signed", "unsigned",

@@ -35,7 +35,8 @@ from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import cpp_text, defining_file
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Constant, Variant
+from jitkern.source.dtypes import Constant
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 # Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value. And
