@@ -30,7 +30,7 @@ OF_A_MISS = (
     "jitkern.source.provenance", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
     "jitkern.compilers.result", "jitkern.compilers.triton.build",
 )  # fmt: skip
-OF_AN_OP = ("jitkern.op.op", "jitkern.config", "jitkern.source.kinds", "jitkern.runtime.registry")
+OF_AN_OP = ("jitkern.op.op", "jitkern.config", "jitkern.source.kinds", "jitkern.runtime.trampoline")
 OF_A_CALL = (
     "jitkern.compilers.cpp.cc", "jitkern.compilers.cuda.nvrtc", "jitkern.compilers.triton.compiler",
     "jitkern.launch.arguments", "jitkern.loading.cuda_driver", "jitkern.loading.library", "jitkern.calls.samples",

@@ -9,7 +9,6 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.calls import (
         autocast as autocast,
-        call_class as call_class,
         record as record,
         samples as samples,
         signature as signature,

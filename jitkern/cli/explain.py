@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitkern import cache_tools, config, jit, op as room, prewarming, remote, trace
 from jitkern.cache.store import Cache
-from jitkern.calls.call_class import class_of
+from jitkern.calls.signature import class_of
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.hints import Row

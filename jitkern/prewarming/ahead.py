@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from jitkern.cache.entry import Entry
-from jitkern.calls.call_class import class_of
+from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         linker as linker,
         own_code as own_code,
         records as records,
-        registry as registry,
         slot as slot,
         symbols as symbols,
         trampoline as trampoline,

@@ -23,8 +23,8 @@ from jitkern._fork import after_fork
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.runtime import code_page
 from jitkern.runtime.guards import Guards
-from jitkern.runtime.registry import Declared, has_compiler, registry
 from jitkern.runtime.symbols import symbols
+from jitkern.runtime.trampoline import Declared, has_compiler, registry
 from jitkern.source.kinds import Generated, Variant
 from jitkern.trace.world import World
 

@@ -9,17 +9,14 @@ from collections.abc import Iterator
 
 from jitkern._lazy import IMPORTED
 from jitkern._version import __version__
+from jitkern.source.kinds import SOURCES, Generated, Source
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports less
-_ROOMS = ("launch", "trace")  # which decide what a trace gives, with `source`'s part of the FILES
+_ROOMS = ("launch", "source", "trace")  # which decide what a trace gives
 FILES = (  # beside these rooms: what turns sources, the machine and the runtime into keys, too
-    "cache/key.py", "cache/records.py", "calls/call_class.py", "calls/signature.py",
-    "compilers/__init__.py", "compilers/cpp/cc.py", "compilers/cpp/generated.py",
-    "compilers/cuda/nvrtc.py", "compilers/triton/compiler.py", "jit/request.py",
-    "runtime/linker.py", "runtime/program.c", "runtime/records.py", "runtime/runtime.c",
-    "source/closure.py", "source/defining_file.py", "source/dtypes.py", "source/includes.py",
-    "source/kinds.py", "source/triton_decorators.py", "source/triton_text.py",
-    "source/variant_key.py", "target.py",
+    "cache/key.py", "cache/records.py", "calls/signature.py", "compilers/__init__.py",
+    "jit/request.py", "runtime/linker.py", "runtime/program.c", "runtime/records.py",
+    "runtime/runtime.c", "target.py",
 )  # fmt: skip
 _TICK = 50_000_000  # nanoseconds within which two changes of a file may have one time
 _COARSE = 2_000_000_000  # on a file system whose times are whole seconds
@@ -28,6 +25,11 @@ _COARSE = 2_000_000_000  # on a file system whose times are whole seconds
 def _paths() -> Iterator[str]:
     for name in FILES:
         yield f"{_PACKAGE}/{name}"
+    kinds: list[type[Source]] = [*SOURCES.values(), Generated]
+    for kind in kinds:
+        package, _, inside = kind.compiler.partition(":")[0].partition(".")
+        if package == __package__.partition(".")[0]:
+            yield f"{_PACKAGE}/{inside.replace('.', '/')}.py"
     folders = [f"{_PACKAGE}/{room}" for room in _ROOMS]
     for folder in folders:  # it grows
         for item in os.scandir(folder):

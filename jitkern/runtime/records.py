@@ -25,7 +25,7 @@ from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
 from jitkern.cache.records import Reference, reference_to
-from jitkern.calls.call_class import class_of, example_of
+from jitkern.calls.signature import class_of, example_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import binding, own_code

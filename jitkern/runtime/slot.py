@@ -14,8 +14,7 @@ import torch
 from jitkern import config, jit, launch, runtime as room
 from jitkern._fork import after_fork
 from jitkern.cache import events
-from jitkern.calls.call_class import example_of
-from jitkern.calls.signature import Signature
+from jitkern.calls.signature import Signature, example_of
 from jitkern.config import Config
 from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple

@@ -17,7 +17,7 @@ from helpers import served, slot_of
 from jitkern import config, jit, target as target_module
 from jitkern.cache import eviction
 from jitkern.cache.store import Cache
-from jitkern.calls import call_class
+from jitkern.calls import signature
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.devices import Launcher
 from jitkern.op.all_ops import all_ops
@@ -306,7 +306,7 @@ def test_shipped_launch_functions_have_records():
 
 def test_a_class_is_dtypes_ranks_and_what_is_none():
     args = (torch.ones(2, 3), None, True, 5, 0.5, torch.zeros(1, dtype=torch.int64))
-    assert call_class.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
+    assert signature.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
 
 
 CODE = """
