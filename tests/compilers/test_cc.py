@@ -196,7 +196,7 @@ def test_a_syntax_error_names_file_and_line(build):
     assert "k.cpp" in caught.value.log
     log = str(caught.value).rpartition("full log: ")[2]
     assert "k.cpp:2:" in Path(log).read_text()
-    assert caught.value.command.startswith("c++ ")
+    assert caught.value.command.startswith(f"{config.current().cxx} ")
 
 
 def test_an_undefined_macro_names_it(build):
@@ -512,7 +512,7 @@ def test_the_log_stays_with_the_entry(build):
     assert (
         (build('extern "C" void k(int* x) {}').path / "compile.log")
         .read_text()
-        .startswith("$ c++ -O3")
+        .startswith(f"$ {config.current().cxx} -O3")
     )
 
 
