@@ -24,10 +24,7 @@ if TYPE_CHECKING:
         Use as Use,
         after_publish as after_publish,
         evictable as evictable,
-        pin as pin,
-        pinned as pinned,
         remove as remove,
-        unpin as unpin,
     )
     from jitkern.cache_tools.signing import keygen as keygen, sign as sign
     from jitkern.cache_tools.statistics import stats as stats
@@ -51,9 +48,6 @@ _HOMES = {
     "Use": "prune",
     "after_publish": "prune",
     "remove": "prune",
-    "pin": "prune",
-    "pinned": "prune",
-    "unpin": "prune",
     "keygen": "signing",
     "sign": "signing",
     "stats": "statistics",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jitkern.cache import pins
 from jitkern.cache.eviction import Use
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache, Entry
@@ -58,7 +57,6 @@ class Row:
     bytes: int
     age_s: float
     used_s: float
-    pinned: bool
     ok: bool
     problem: str = ""
 
@@ -71,7 +69,7 @@ class Wanted(NamedTuple):
     kind, layer: as in Row.
     older_than: seconds since the last use of an entry, at least.
     larger_than: bytes of an entry, at least.
-    problem, pinned: whether only damaged, or only pinned, entries pass.
+    problem: whether only damaged entries pass.
     """
 
     op: str | Sequence[str] = ""
@@ -81,7 +79,6 @@ class Wanted(NamedTuple):
     older_than: float = 0.0
     larger_than: int = 0
     problem: bool = False
-    pinned: bool = False
 
     def lets_through(self, row: Row) -> bool:
         """Return whether the entry of a row passes this filter."""
@@ -182,20 +179,18 @@ def _filtered(
     reverse: bool = False,
 ) -> Iterator[tuple[Row, Entry | ValueError]]:
     """Yield the wanted entries with their rows; each entry is read only when its turn comes."""
-    pinned = pins.pinned(cache)
     now = time.time()
     places = [
         (layer, _use_of(path, now))
         for layer, path in cache.places(named or wanted.may_mean)
-        if (not wanted.layer or wanted.layer == str(layer.root))
-        and (not wanted.pinned or path in pinned)
+        if not wanted.layer or wanted.layer == str(layer.root)
     ]
     if sort:
         places.sort(key=lambda place: SORTS[sort](place[1]), reverse=reverse)
     places = [place for place in places if wanted.may_use(place[1], now)]
     for layer, use, entry in _read(cache, places, verify):
         if entry is not None:
-            row = _row(layer, use, entry, pinned, now)
+            row = _row(layer, use, entry, now)
             if wanted.lets_through(row):
                 yield row, entry
 
@@ -236,12 +231,12 @@ def _use_of(path: Path, now: float) -> Use:
         return Use(path, 0, now, now)  # the entry is gone, or this user may not read it
 
 
-def _row(layer: Layer, use: Use, entry: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+def _row(layer: Layer, use: Use, entry: Entry | ValueError, now: float) -> Row:
     path = use.path
     place: dict[str, Any] = {
         "path": str(path), "target": path.parent.name, "layer": str(layer.root),
         "bytes": use.bytes, "age_s": round(max(0.0, now - use.published), 1),
-        "used_s": round(max(0.0, now - use.used), 1), "pinned": path in pinned,
+        "used_s": round(max(0.0, now - use.used), 1),
     }  # fmt: skip
     if isinstance(entry, ValueError):
         label = path.name.rpartition("-")[0]

@@ -7,11 +7,10 @@ from pathlib import Path
 from jitkern.cache import eviction
 from jitkern.cache.entry import Entry
 from jitkern.cache.eviction import Use, after_publish, remove
-from jitkern.cache.pins import pin, pinned, unpin
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.installed import Installed
 
-__all__ = ["Use", "after_publish", "evictable", "pin", "pinned", "remove", "unpin"]
+__all__ = ["Use", "after_publish", "evictable", "remove"]
 
 
 def evictable(

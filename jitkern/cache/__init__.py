@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         layout as layout,
         lock as lock,
         manifest as manifest,
-        pins as pins,
         process_root as process_root,
         records as records,
         root as root,

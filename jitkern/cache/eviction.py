@@ -1,9 +1,8 @@
 """Eviction: which entries are removed when a cache is too large, or entries are old or stale.
 
 The least recently used entries are removed first. The automatic run keeps entries that were used
-within the last hour; pinned entries always stay. Like ccache, the automatic run trims to nine
-tenths of the limit, so that it does not run at every publish. As in Go's build cache, a run is
-also due once a day.
+within the last hour. Like ccache, the automatic run trims to nine tenths of the limit, so that it
+does not run at every publish. As in Go's build cache, a run is also due once a day.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache import VERSION, layout, lock, pins, usage
+from jitkern.cache import VERSION, layout, lock, usage
 from jitkern.cache.manifest import NAME
 from jitkern.cache.root import Root
 from jitkern.errors import CacheError
@@ -61,18 +60,14 @@ def evictable(
     max_size: bytes, or None for any size. max_age: seconds since the last use, or 0 for any age.
     stale: entries to evict in any case.
     """
-    pinned = pins.pinned(cache)
     candidates = sorted(uses(cache), key=lambda use: use.used)
     size = sum(use.bytes for use in candidates)
     old = time.time() - max_age
     victims = []
     for use in candidates:
         too_old = max_age and use.used < old
-        if use.path in pinned or not (
-            use.path in stale or too_old or (max_size is not None and size > max_size)
-        ):
-            continue
-        if layout.is_entry(use.path):
+        too_large = max_size is not None and size > max_size
+        if (use.path in stale or too_old or too_large) and layout.is_entry(use.path):
             victims.append(use)
             size -= use.bytes
     return victims
@@ -130,12 +125,17 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     cache.purge()
     trimmed = int(max_size * TRIM) if max_size else None
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
-        with contextlib.suppress(OSError):
-            used = (use.path / NAME).stat().st_mtime  # read again: there may be a hit since
-            if 0 <= time.time() - used < YOUNG:
-                continue
-        cache.remove(use.path)
+        if not _used_lately(use.path):  # asked now: there may have been a hit since
+            cache.remove(use.path)
     lock.sweep()
+
+
+def _used_lately(path: Path) -> bool:
+    """Return whether an entry was used within YOUNG, or cannot be asked."""
+    try:
+        return 0 <= time.time() - (path / NAME).stat().st_mtime < YOUNG
+    except OSError:
+        return True
 
 
 def _state(cache: Root) -> tuple[float, int]:

@@ -24,7 +24,7 @@ from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.root import QUARANTINED
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import after_publish, evictable, pin, remove
+from jitkern.cache_tools import after_publish, evictable, remove
 from jitkern.errors import CacheError
 
 CHANGES = frozenset((
@@ -208,8 +208,8 @@ def content_of(cache, key):
     return entry and entry.read("out.so")
 
 
-KEY, OLDER, PINNED = key_of("op"), key_of("older"), key_of("pinned")
-PINNED_CONTENT = b"pinned" * 9
+KEY, OLDER, RECENT = key_of("op"), key_of("older"), key_of("recent")
+RECENT_CONTENT = b"recent" * 9
 
 
 def nothing(cache):
@@ -234,10 +234,12 @@ def a_file_for_a_target(cache):
 
 
 def entries_of_long_ago(cache):
-    for key, content in ((OLDER, b"older"), (KEY, b"old"), (PINNED, PINNED_CONTENT)):
+    """And one that was used just now."""
+    for key, content in ((OLDER, b"older"), (KEY, b"old")):
         entry = publish(cache, key, content)
-        os.utime(entry.path / NAME, (1e9, 1e9))
-    pin(cache, [entry.path])
+        for path in (entry.path / NAME, entry.path):
+            os.utime(path, (1e9, 1e9))
+    publish(cache, RECENT, RECENT_CONTENT)
 
 
 def look_up_and_publish(cache):
@@ -261,12 +263,8 @@ def evict(cache):
     after_publish(cache, 1 << 20, max_size=1, max_age=0)
 
 
-def prune_all(cache):
-    remove(cache, [use.path for use in evictable(cache, max_size=1)])
-
-
-def pin_it(cache):
-    pin(cache, [cache.root / "v1" / KEY.target / KEY.name])
+def prune_the_old(cache):
+    remove(cache, [use.path for use in evictable(cache, max_age=86400)])
 
 
 ADOPTED = Manifest(KEY.inputs, {"out.so": Artifact.of(b"new")})
@@ -293,8 +291,7 @@ SCENARIOS = {
     "refresh": Scenario(an_entry, refresh, frozenset((None, b"old", b"new"))),
     "adopt": Scenario(nothing, adopt, frozenset((None, b"new"))),
     "evict": Scenario(entries_of_long_ago, evict, frozenset((None, b"old"))),
-    "prune": Scenario(entries_of_long_ago, prune_all, frozenset((None, b"old"))),
-    "pin": Scenario(an_entry, pin_it, frozenset((b"old",))),
+    "prune": Scenario(entries_of_long_ago, prune_the_old, frozenset((None, b"old"))),
 }
 
 
@@ -333,7 +330,7 @@ def check_that_all_is_well(root: Path, scenario: Scenario) -> None:
     if not scenario.damaged:
         assert found.entry or found.reason == "absent"
         assert names(root / "v1" / "bad") == bad
-    check_the_pinned_one(cache, scenario)
+    check_the_recent_one(cache, scenario)
     assert publish(cache, KEY, b"next").read("out.so") == (content or b"next")
     assert content_of(cache, KEY) == (content or b"next")
     for left in (root / "v1" / "tmp").iterdir():
@@ -344,9 +341,9 @@ def check_that_all_is_well(root: Path, scenario: Scenario) -> None:
     assert names(root / "v1" / "trash") == []
 
 
-def check_the_pinned_one(cache, scenario):
+def check_the_recent_one(cache, scenario):
     if scenario.before is entries_of_long_ago:
-        assert content_of(cache, PINNED) == PINNED_CONTENT
+        assert content_of(cache, RECENT) == RECENT_CONTENT
 
 
 def names(directory: Path) -> list[str]:

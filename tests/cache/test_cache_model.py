@@ -13,7 +13,7 @@ from publishing import Disk, in_memory, key_of, publish
 from jitkern.cache.layout import is_entry
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import after_publish, evictable, pin, remove, unpin
+from jitkern.cache_tools import after_publish, evictable, remove
 from jitkern.errors import CacheError
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -69,7 +69,7 @@ class Machine(stateful.RuleBasedStateMachine):
             publish(layer, KEYS[name], self.layer[name])
         self.caches = [Cache(self.root, (layer.root,), fsync=False) for _ in range(2)]
         self.user = {name: {None} for name in KEYS}
-        self.pinned, self.damaged = set(), set()
+        self.damaged = set()
         self.staged, self.taken_for_dead = [], set()
         self.published = 0
         self.offset, now, now_ns = 0.0, time.time, time.time_ns
@@ -191,24 +191,13 @@ class Machine(stateful.RuleBasedStateMachine):
             self.user[name] = {None}
             self.damaged.discard(name)
 
-    @rule(i=caches, name=keys)
-    def pin(self, i, name):
-        pin(self.caches[i], [self.path(name)])
-        self.pinned.add(name)
-
-    @rule(i=caches, name=keys)
-    def unpin(self, i, name):
-        unpin(self.caches[i], [self.path(name)])
-        self.pinned.discard(name)
-
     @contextlib.contextmanager
     def going(self):
-        """What goes meanwhile is not pinned, and no longer held."""
+        """What goes meanwhile is no longer held."""
         there = {name for name in KEYS if self.path(name).exists()}
         yield
         for name in there:
             if not self.path(name).exists():
-                assert name not in self.pinned
                 self.user[name] = {None}
                 self.damaged.discard(name)
 
@@ -219,8 +208,7 @@ class Machine(stateful.RuleBasedStateMachine):
             uses = evictable(cache, max_size=max_size, max_age=max_age)
             remove(cache, [use.path for use in uses])
         held = [path for path in cache.paths() if is_entry(path)]
-        left = [path for path in held if path not in map(self.path, self.pinned)]
-        if max_size and left:
+        if max_size and held:
             files = [file for path in held for file in path.iterdir()]
             assert sum(file.stat().st_size for file in files) <= max_size
         assert not evictable(cache, max_size=max_size, max_age=max_age)

@@ -89,8 +89,6 @@ def everything_automatic(cache, put):
 
 def verbs(cli, put, cache):
     """Every verb that takes something away."""
-    cli("cache", "pin")
-    cli("cache", "unpin")
     cli("cache", "prune", "--older-than", "1s", "--max-size", "1", "--stale", "--yes")
     cli("cache", "clear", "--older-than", "1s", "--yes")
     cli("cache", "clear", "--yes")

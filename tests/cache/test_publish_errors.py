@@ -12,8 +12,8 @@ from publishing import (
     ANY,
     KEY,
     OLDER,
-    PINNED,
-    PINNED_CONTENT,
+    RECENT,
+    RECENT_CONTENT,
     SCENARIOS,
     WRITING,
     Roots,
@@ -22,7 +22,7 @@ from publishing import (
     evict,
     failed_everywhere,
     in_a_child,
-    prune_all,
+    prune_the_old,
     publish,
 )
 
@@ -65,23 +65,23 @@ def check_that_it_is_clear(error, root):
 
 
 @pytest.mark.long
-def test_a_prune_that_cannot_read_the_pins_takes_no_pinned_entry(folder):
+def test_a_prune_that_meets_an_error_takes_no_recent_entry(folder):
     scenario = SCENARIOS["prune"]
     for root, _ in failed_everywhere(
-        Roots(folder, scenario), lambda root: prune_all(Cache(root)), ANY, lasting=False, errors=(CacheError, OSError)
+        Roots(folder, scenario), lambda root: prune_the_old(Cache(root)), ANY, lasting=False, errors=(CacheError, OSError)
     ):  # fmt: skip
-        assert content_of(Cache(root), PINNED) == PINNED_CONTENT
+        assert content_of(Cache(root), RECENT) == RECENT_CONTENT
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-@pytest.mark.parametrize("key", [KEY, OLDER, PINNED], ids=["in_the_root", "in_a_layer", "nowhere"])
+@pytest.mark.parametrize("key", [KEY, OLDER, RECENT], ids=["in_the_root", "in_a_layer", "nowhere"])
 def test_a_lookup_that_meets_an_error_is_a_hit_or_a_miss(folder, key, lasting):
     layer = (folder / "layer",)
     publish(Cache(*layer, fsync=False), OLDER, b"older")
     content = {KEY.name: b"old", OLDER.name: b"older"}.get(key.name)
     for root, entry in failed_everywhere(
-        Roots(folder, SCENARIOS["pin"]), lambda root: Cache(root, layer).find(key), (*PASSING, *ANY), lasting=lasting
+        Roots(folder, SCENARIOS["refresh"]), lambda root: Cache(root, layer).find(key), (*PASSING, *ANY), lasting=lasting
     ):  # fmt: skip
         assert entry is None or entry.read("out.so") == content
         cache = Cache(root, layer, fsync=False)
@@ -96,7 +96,10 @@ PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE)
 @pytest.mark.long
 def test_an_entry_that_an_error_which_passes_hid_is_found_again(folder):
     for root, _ in failed_everywhere(
-        Roots(folder, SCENARIOS["pin"]), lambda root: Cache(root).find(KEY), PASSING, lasting=True
+        Roots(folder, SCENARIOS["refresh"]),
+        lambda root: Cache(root).find(KEY),
+        PASSING,
+        lasting=True,
     ):
         assert content_of(Cache(root), KEY) == b"old"
 

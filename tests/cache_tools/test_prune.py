@@ -60,22 +60,6 @@ def test_no_limit_evicts_nothing(cache, put):
     assert going(cache) == []
 
 
-def test_pinned_entries_survive(cache, put):
-    pinned, other = put(1, 10 * DAY), put(2, 5 * DAY)
-    cache_tools.pin(cache, [pinned])
-    assert going(cache, max_age=1, max_size=1) == [other]
-    cache_tools.unpin(cache, [pinned])
-    assert set(going(cache, max_age=1)) == {pinned, other}
-
-
-def test_a_pin_outlives_a_rebuild(cache, put):
-    path = put(1)
-    cache_tools.pin(cache, [path])
-    cache.remove(path)
-    assert put(1, 5 * DAY) == path
-    assert going(cache, max_age=1) == []
-
-
 def test_finding_an_entry_makes_it_the_latest_at_most_once_an_hour(cache, put, variant, target):
     path = put(1, 2 * HOUR)
     key = make_key(variant, target, ("-D1",), closure_of(variant.source))

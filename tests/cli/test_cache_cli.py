@@ -125,7 +125,7 @@ def test_stats_tell_sizes_by_target_and_op(put, cli):
 
 
 def test_an_empty_cache_is_no_error(cli, cache_dir):
-    for command in ("ls", "stats", "verify", "prune", "pin"):
+    for command in ("ls", "stats", "verify", "prune"):
         assert cli("cache", command)[0] == 0, command
     assert not cache_dir.exists()
 
@@ -140,24 +140,16 @@ def test_prune_asks_says_and_does(put, cli):
     code, out, _ = cli("cache", "prune", "--yes", "--json")
     assert json.loads(out)["removed"] == [str(old.path)]
     assert not old.path.exists() and new.path.exists()
-    cli("cache", "pin", "mylib::new")
     assert cli("cache", "prune", "--max-size", "1", "--yes")[0] == 0
-    assert new.path.exists()
+    assert not new.path.exists()
 
 
-def test_pin_and_unpin(put, cli):
-    a, b = put("mylib::a"), put("mylib::b")
-    assert cli("cache", "pin", "mylib::a", b.manifest.digest[:8])[0] == 0
-    assert sorted(cli("cache", "pin")[1].split()) == sorted([str(a.path), str(b.path)])
+def test_clear_removes_what_is_chosen_and_by_default_all(put, cli):
+    a, b, c = put("mylib::a"), put("mylib::b"), put("mylib::c")
+    assert cli("cache", "clear", "--op", "mylib::a", "--yes")[0] == 0
+    assert [entry.path.exists() for entry in (a, b, c)] == [False, True, True]
     assert cli("cache", "clear", "--yes")[0] == 0
-    assert a.path.exists()
-    assert cli("cache", "unpin", "mylib::a")[0] == 0
-    assert cli("cache", "clear", "--yes")[0] == 0
-    assert (a.path.exists(), b.path.exists()) == (False, True)
-    assert cli("cache", "clear", "--pinned", "--yes")[0] == 0
-    assert not b.path.exists()
-    code, _, err = cli("cache", "pin", "nosuch")
-    assert (code, "matches `nosuch`" in err) == (1, True)
+    assert [entry.path.exists() for entry in (b, c)] == [False, False]
 
 
 def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, source):
@@ -242,21 +234,6 @@ def test_a_bundle_brings_the_runtime_that_serves_its_calls(put, target, cache_di
     assert found == ["mylib::b", "jitkern::runtime"]
 
 
-def test_pins_of_entries_that_are_gone_can_be_removed(put, cli, cache_dir):
-    put("mylib::a")
-    put("mylib::ab")
-    put("jitkern::softmax")
-    put("mylib::never")
-    assert cli("cache", "pin", "mylib::a", "mylib::ab", "softmax")[0] == 0
-    assert cli("cache", "clear", "--pinned", "--yes")[0] == 0
-    assert cli("cache", "unpin", "mylib::a")[::2] == (0, "1 entry unpinned\n")
-    code, _, err = cli("cache", "unpin", "mylib::never")
-    assert (code, err.splitlines()[-1]) == (1, "0 entries unpinned")
-    assert cli("cache", "unpin", "jitkern::softmax")[::2] == (0, "1 entry unpinned\n")
-    assert cli("cache", "unpin")[::2] == (0, "1 entry unpinned\n")
-    assert [path for path in (cache_dir / "v1" / "pins").rglob("*") if path.is_file()] == []
-
-
 @pytest.mark.parametrize("verb", ["pack", "wheel", "sign"])
 def test_what_is_removed_meanwhile_is_left_out(verb, put, cli, cache_dir, tmp_path, monkeypatch):
     gone, kept = put("mylib::a"), put("mylib::b")
@@ -309,8 +286,6 @@ def test_few_entries_are_read_where_few_are_meant(put, cli, looked_at):
     assert read_by("ls", "--larger-than", "102300") == ["mylib.f"]
     assert read_by("show", "mylib.d") == ["mylib.d"]
     assert read_by("explain", "mylib.d")[:1] == ["mylib.d"]
-    assert read_by("pin", "mylib::e") == ["mylib.e"]
-    assert read_by("ls", "--pinned") == ["mylib.e"]
     assert read_by("stats") == []
     assert sorted(read_by("verify")) == [f"mylib.{name}" for name in "abcdef"]
 

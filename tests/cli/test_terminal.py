@@ -34,8 +34,6 @@ CACHE = [
     "stats",
     "prune",
     "clear",
-    "pin",
-    "unpin",
     "pack",
     "unpack",
     "sign",

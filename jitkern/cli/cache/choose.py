@@ -37,15 +37,13 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--larger-than", type=size, default=0, metavar="SIZE", help="of at least this size: 1MiB"
     )
-    parser.add_argument("--pinned", action="store_true", help="only pinned entries")
 
 
 def wanted(args: argparse.Namespace, *, problem: bool = False) -> Wanted:
     """Return the filter that the options describe."""
     return Wanted(
-        args.op, args.target, args.kind, args.layer, args.older_than, args.larger_than,
-        problem, args.pinned,
-    )  # fmt: skip
+        args.op, args.target, args.kind, args.layer, args.older_than, args.larger_than, problem
+    )
 
 
 def opened() -> Cache:

@@ -1,20 +1,19 @@
-"""Make room: remove entries, evict old or stale entries, and pin others."""
+"""Make room: remove entries, and evict old or stale ones."""
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import sys
 from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cli.cache.choose import add_filters, duration, opened, size, wanted
-from jitkern.cli.output import agreed, counted, human_bytes, print_json, say
+from jitkern.cli.output import agreed, counted, human_bytes, print_json
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
-    """Add the commands `prune`, `clear`, `pin` and `unpin`."""
-    text = "evict entries beyond the limits, the least recently used first; never pinned ones"
+    """Add the commands `prune` and `clear`."""
+    text = "evict entries beyond the limits, the least recently used first"
     prune = commands.add_parser("prune", help=text, description=text, parents=[shared])
     prune.add_argument(
         "--max-size", type=size, metavar="SIZE", help="the size to keep to (default: the setting)"
@@ -30,9 +29,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         action="store_true",
         help="evict entries that this Torch, CUDA, GPU and these package versions cannot use",
     )
-    clear = commands.add_parser(
-        "clear", help="remove entries (default: all but the pinned)", parents=[shared]
-    )
+    clear = commands.add_parser("clear", help="remove entries (default: all)", parents=[shared])
     add_filters(clear)
     for parser, run in ((prune, run_prune), (clear, run_clear)):
         parser.add_argument(
@@ -40,15 +37,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         )
         parser.add_argument("--yes", action="store_true", help="do not ask")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-        parser.set_defaults(run=run)
-    for name, run, text in (
-        ("pin", run_pin, "never evict these entries (default: show the pinned entries)"),
-        ("unpin", run_unpin, "let these entries be evicted again"),
-    ):
-        parser = commands.add_parser(name, help=text, description=text, parents=[shared])
-        parser.add_argument(
-            "entries", nargs="*", metavar="ENTRY", help="an op, part of a name, or of a digest"
-        )
         parser.set_defaults(run=run)
 
 
@@ -69,61 +57,9 @@ def run_clear(args: argparse.Namespace) -> int:
     going = [
         (Path(row.path), row.bytes)
         for row in cache_tools.rows(opened(), wanted(args))
-        if Path(row.path).is_relative_to(mine) and (args.pinned or not row.pinned)
+        if Path(row.path).is_relative_to(mine)
     ]
     return _remove(args, going, "remove")
-
-
-def run_pin(args: argparse.Namespace) -> int:
-    cache = opened()
-    if not args.entries:
-        for row in cache_tools.rows(cache, cache_tools.Wanted(pinned=True)):
-            print(row.path)
-        return 0
-    paths = _named(args.entries)
-    cache_tools.pin(cache, paths)
-    print(f"{counted(len(paths), 'entry')} pinned", file=sys.stderr)
-    return 0 if paths else 1
-
-
-def run_unpin(args: argparse.Namespace) -> int:
-    cache = opened()
-    pinned = cache_tools.pinned(cache)
-    paths = _pinned(pinned, args.entries) if args.entries else pinned
-    freed = cache_tools.unpin(cache, sorted(paths))
-    print(f"{counted(len(freed), 'entry')} unpinned", file=sys.stderr)
-    return 0 if freed else 1
-
-
-def _pinned(pinned: set[Path], names: list[str]) -> set[Path]:
-    """Return the pinned entries that these names mean: an op, or a part of an entry's name."""
-    matches: set[Path] = set()
-    for name in names:
-        op = name.removeprefix("jitkern::").replace("::", ".")
-        of_op = {path for path in pinned if fnmatch.fnmatchcase(_label(path) + ".", f"{op}.*")}
-        matches |= of_op or {path for path in pinned if fnmatch.fnmatchcase(path.name, f"*{op}*")}
-        if not matches:
-            say(f"nothing that is pinned matches `{name}`")
-    return matches
-
-
-def _label(path: Path) -> str:
-    return path.name.rpartition("-")[0]
-
-
-def _named(names: list[str]) -> list[Path]:
-    """Return the entries of the user root that these names mean."""
-    cache = opened()
-    matches: dict[Path, None] = {}
-    for name in names:
-        rows = cache_tools.rows(cache, cache_tools.Wanted(op=name)) or [
-            row for row, _ in cache_tools.find(cache, name)
-        ]
-        mine = [Path(r.path) for r in rows if r.layer == str(cache.root)]
-        if not mine:
-            say(f"no entry of {cache.root} matches `{name}`")
-        matches.update(dict.fromkeys(mine))
-    return list(matches)
 
 
 def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) -> int:

@@ -85,7 +85,7 @@ def run_ls(args: argparse.Namespace) -> int:
             human_bytes(row.bytes),
             human_age(row.used_s),
             *([human_age(row.age_s)] if whole else []),
-            row.problem or ("pinned" if row.pinned else ""),
+            row.problem,
         )
         for row in rows
     ]
