@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         chosen as chosen,
         find as find,
         rows as rows,
+        stats as stats,
     )
     from jitkern.cache_tools.prune import (
         Use as Use,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         remove as remove,
     )
     from jitkern.cache_tools.signing import keygen as keygen, sign as sign
-    from jitkern.cache_tools.statistics import stats as stats
     from jitkern.cache_tools.ustar import BundleError as BundleError
     from jitkern.cache_tools.wheel import pack_wheel as pack_wheel
 
@@ -44,13 +44,13 @@ _HOMES = {
     "chosen": "listing",
     "find": "listing",
     "rows": "listing",
+    "stats": "listing",
     "evictable": "prune",
     "Use": "prune",
     "after_publish": "prune",
     "remove": "prune",
     "keygen": "signing",
     "sign": "signing",
-    "stats": "statistics",
     "pack_wheel": "wheel",
 }
 

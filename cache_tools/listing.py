@@ -1,4 +1,4 @@
-"""Lists of the entries of a cache, with one row for each entry."""
+"""Lists of the entries of a cache, with one row for each entry, and their sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,26 @@ def rows(
     """
     entries = _filtered(cache, wanted, verify, sort=sort, reverse=reverse)
     return [row for row, _ in itertools.islice(entries, limit)]
+
+
+def stats(cache: Cache, listed: Iterable[Row] | None = None) -> dict[str, Any]:
+    """Return totals of rows, by default of all: `entries`, `damaged`, and `bytes`.
+
+    `bytes_by_target` and `bytes_by_op` say what takes the space.
+    """
+    chosen = rows(cache, verify="none") if listed is None else list(listed)
+    by_target: Counter[str] = Counter()
+    by_op: Counter[str] = Counter()
+    for row in chosen:
+        by_target[row.target] += row.bytes
+        by_op[row.op or "damaged"] += row.bytes
+    return {
+        "entries": len(chosen),
+        "bytes": by_target.total(),
+        "damaged": sum(not row.ok for row in chosen),
+        "bytes_by_target": dict(by_target),
+        "bytes_by_op": dict(by_op),
+    }
 
 
 def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:

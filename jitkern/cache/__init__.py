@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         records as records,
         root as root,
         store as store,
-        usage as usage,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache import VERSION, layout, lock, usage
+from jitkern.cache import VERSION, layout, lock
 from jitkern.cache.manifest import NAME
 from jitkern.cache.root import Root
 from jitkern.errors import CacheError
@@ -110,7 +110,6 @@ def after_publish(cache: Root, size: int, *, max_size: int, max_age: float) -> N
             return
         _write(cache, time.time(), 0)  # so that no other process begins now
         _evict(cache, max_size=max_size, max_age=max_age)
-        usage.compact(cache.root)
         _write(cache, time.time(), sum(use.bytes for use in uses(cache)))
 
 

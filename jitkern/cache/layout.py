@@ -5,10 +5,10 @@
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
     <root>/v1/trash/           entries that were removed a moment ago
-    <root>/v1/{stats,prune.json}    see cache.usage and cache.eviction
+    <root>/v1/prune.json       see cache.eviction
     <root>/v1/prewarm/         see prewarming.records
     <root>/v1/remote/          indexes of remotes as they were read last, see remote.copies
-    <root>/receipts, <root>/v1/{pins,plans}    of earlier versions
+    <root>/receipts, <root>/v1/{pins,plans,stats}    of earlier versions
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also

@@ -16,7 +16,7 @@ from typing import Any
 
 from jitkern import config, jit
 from jitkern._version import __version__
-from jitkern.cache import events, records, usage
+from jitkern.cache import events, records
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.loading import LOADED, library
@@ -101,7 +101,6 @@ def recall(key: Key) -> Any:
         except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
             continue  # the lookup will find the error, and report it
         events.count_hit()
-        usage.hit(settings.cache_dir, entry.root, entry.manifest.seconds)
         return remember(key, answer, content["absent"])
     return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import config, source
-from jitkern.cache import events, usage
+from jitkern.cache import events
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.root import reason_of
@@ -94,7 +94,6 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
                     raise
                 continue
         report(variant, key, "built", started, entry, reason)
-        usage.miss(cache.root, reason, seconds)
         return entry
     cause = (
         f"its source in {variant.source.folder} keeps changing while it compiles" if changed

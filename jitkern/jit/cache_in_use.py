@@ -9,8 +9,7 @@ from typing import Any
 
 from jitkern import config
 from jitkern._fork import after_fork
-from jitkern.cache import usage
-from jitkern.cache.store import Cache, Entry
+from jitkern.cache.store import Cache
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.files.owned import Trust, installed_layers
@@ -61,12 +60,6 @@ def _private(why: CacheError, settings: Config, *args: Any, **rules: Any) -> Cac
     private = Cache.private(*args, **rules)
     _log.warning("%s. Using the temporary cache %s for this process only", why, private.root)
     return private
-
-
-def count_hit(entry: Entry, *, fetched: bool = False) -> None:
-    """Count a hit of this process on an entry. fetched: whether a remote had it."""
-    layer = usage.REMOTE if fetched else entry.root
-    usage.hit(open_cache().root, layer, entry.manifest.seconds)
 
 
 after_fork(spilled.clear, _open_cache.cache_clear)  # of the parent

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jitkern import config, jit
-from jitkern.cache import events, usage
+from jitkern import jit
+from jitkern.cache import events
 from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
 from jitkern.errors import LoadError
@@ -73,5 +73,4 @@ def load_entry(source: Source, entry: Entry, tell: Tell = events.tell) -> Any:
         target = str(entry.manifest.inputs["target"])
         event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
         tell(event, source.kind)
-        usage.hit(config.current().cache_dir, entry.root, entry.manifest.seconds)
     return LOADED[content]

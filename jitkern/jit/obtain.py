@@ -58,7 +58,6 @@ def ensure_and_tell(
         entry, new = _missed(request, started, result.reason, may_wait=may_compile)
     else:
         report(variant, request.key, "hit", started, entry)
-        cache_in_use.count_hit(entry)
     if used := entry.manifest.meta.get("globals"):
         source.triton_globals.check(variant.source, used)
     return entry, new
@@ -90,7 +89,6 @@ def _missed(request: Request, started: float, reason: str, *, may_wait: bool) ->
             why = OTHER_COMPILER if result.reason == OTHER_COMPILER else reason
             return jit.build.build(request, started, why), True
     report(variant, key, status, started, result.entry)
-    cache_in_use.count_hit(result.entry, fetched=status == "fetched")
     return result.entry, False
 
 

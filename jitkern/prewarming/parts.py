@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern import config, jit
-from jitkern.cache import usage
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, explain
 from jitkern.calls.record import meta_tensor
@@ -123,7 +122,6 @@ def _performed(part: Part) -> tuple[bytes, list[Known]]:
         results = (result for group in known for step in group.steps for result in step)
         entries = entries_of(result for result in results if result.path not in given)
         data = bundle.packed(cache, entries) if entries else b""
-        usage.flush()  # while the folder is there
     return data, known
 
 

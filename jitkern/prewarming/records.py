@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern import config, jit
-from jitkern.cache import VERSION, events, usage
+from jitkern.cache import VERSION, events
 from jitkern.cache.key import canonical, label_of
 from jitkern.cache.manifest import NAME
 from jitkern.compilers import compiler_for
@@ -93,7 +93,6 @@ class Records:
         if entry is None:
             return None
         events.use(entry.path)
-        usage.hit(self._cache.root, entry.root, entry.manifest.seconds)
         return Result(op, variant, target, "hit", path=str(entry.path))
 
     def _fingerprint(self, group: Group) -> str | None:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
 
-from jitkern.cache import usage
 from jitkern.compilers import child_process
 from jitkern.errors import JitkernError
 
@@ -213,7 +212,6 @@ def _work(
                 raise
             except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
                 connection.send(_portable(e))
-    usage.flush()
 
 
 def begin(parent: int) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from jitkern.cache import usage
 from jitkern.prewarming.workers import PATIENCE, begin, ended, forked
 from jitkern.service.build import Outcome
 
@@ -124,7 +123,6 @@ def _work(perform: Perform, connection: Connection, _: Connection, parent: int) 
                 _log.exception("a build failed")
                 outcome = Outcome(500, "the service has a fault, which its log describes")
             connection.send(outcome)
-            usage.flush()
 
 
 def _close_sockets(own: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config
-from jitkern.cache import eviction, layout, usage
+from jitkern.cache import eviction, layout
 from jitkern.cache.layout import TAG, TAG_TEXT
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import QUARANTINED
@@ -78,10 +78,7 @@ def everything_automatic(cache, put):
         assert cache.find(key) is None
     key, entry = put(cache, 0)
     cache.keep_log(key, entry.path)
-    for name in ("01", "02"):
-        (cache.root / "v1" / "stats" / f"{name}.jsonl").write_text("{}\n")
     eviction.after_publish(cache, 10**9, max_size=1, max_age=1)
-    usage.compact(cache.root)
     cache.purge(0.0)
     with cache.staging():
         pass
@@ -174,7 +171,6 @@ def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
             cache.remove(put(cache, 3)[1].path)
         except CacheError:
             pass
-        usage.compact(cache_dir)
     assert listing(documents) == before
 
 

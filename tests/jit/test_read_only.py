@@ -26,7 +26,6 @@ def image(tmp_path_factory):
             env={**os.environ, "JITKERN_CACHE_DIR": str(root)},
             check=True,
         )
-    shutil.rmtree(root / "v1" / "stats", ignore_errors=True)
     root.chmod(0o755)
     return root
 

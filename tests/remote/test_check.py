@@ -1,4 +1,4 @@
-"""What is told of a remote: by `doctor`, `explain`, `cache stats`, and its read half of a check."""
+"""What is told of a remote: by `doctor` and `explain`, and its read half of a check."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from web_servers import Server, always, closed_port, put, said, settings_file, static
 
 import jitkern
-from jitkern import config, jit
-from jitkern.cache import usage
+from jitkern import config
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import Wanted, chosen
@@ -131,12 +130,3 @@ def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monke
         for _ in range(2):
             _, out, _ = cli("explain", "softmax", "--json")
     assert "not asked: resting" in out
-
-
-def test_cache_stats_count_what_was_fetched(filled, variant, target, cli):
-    url = f"file://{filled[0]}"
-    with config.using(remote=url, trusted_remotes=url):
-        jit.ensure(variant, target)
-    usage.flush()
-    _, out, _ = cli("cache", "stats")
-    assert "remote" in out

@@ -1,4 +1,4 @@
-"""Show the entries of a cache, whether they are damaged, and how useful they were."""
+"""Show the entries of a cache, whether they are damaged, and what takes the space."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         "explain", explain_entries, "print which inputs differ between an entry and the nearest one"
     )
     explain.add_argument("op", metavar="KEY", help="part of an entry's name, or of its digest")
-    stats = add("stats", run_stats, "hits and misses so far, and what takes the space")
+    stats = add("stats", run_stats, "the number of entries, and what takes the space")
     add_filters(stats)
 
 
@@ -137,12 +137,7 @@ def run_stats(args: argparse.Namespace) -> int:
         print_json(totals=totals)
         return 0
     print(f"{'entries':16} {totals['entries']}, {human_bytes(totals['bytes'])}")
-    for name in ("hits", "misses"):
-        counts = totals[name]
-        texts = ", ".join(f"{count} {where}" for where, count in sorted(counts.items()))
-        print(f"{name:16} {sum(counts.values())}" + (f": {texts}" if texts else ""))
-    print(f"{'time saved':16} {human_age(totals['saved_s'])} of compiling")
-    print(f"{'time compiling':16} {human_age(totals['compiled_s'])}")
+    print(f"{'damaged':16} {totals['damaged']}")
     for name in ("target", "op"):
         sizes = sorted(totals[f"bytes_by_{name}"].items(), key=lambda item: -item[1])
         print()
