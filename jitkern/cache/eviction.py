@@ -1,14 +1,15 @@
 """Eviction: which entries are removed when a cache is too large, or entries are old or stale.
 
-The least recently used entries are removed first. The automatic run keeps entries that were used
-within the last hour. Like ccache, the automatic run trims to nine tenths of the limit, so that it
-does not run at every publish. As in Go's build cache, a run is also due once a day.
+The least recently used entries are removed first, by the times of their manifests. A look through
+a large cache takes a while, so publishing an entry makes it due in two cases alone: this process
+has published a tenth of the limit since the last look of any process, or that look is an hour ago.
+The time of the file `v1/pruned` is that of the last look. The automatic run keeps entries that were
+used within the last hour. Like ccache, it trims to nine tenths of the limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Set as AbstractSet
@@ -21,10 +22,9 @@ from jitkern.cache.root import Root
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 
-DAY = 86400.0
-YOUNG = 3600.0  # seconds for which an entry is safe from the automatic run
+HOUR = 3600.0  # seconds for which an entry is safe from the automatic run, and between two looks
 TRIM = 0.9
-STATE = "prune.json"
+MARKER = "pruned"
 
 
 class Use(NamedTuple):
@@ -94,7 +94,7 @@ def remove(cache: Root, paths: Iterable[Path]) -> list[Path]:
 
 
 def after_publish(cache: Root, size: int, *, max_size: int, max_age: float) -> None:
-    """Evict if a new entry of `size` bytes takes the cache over its limit, or a day has passed.
+    """Evict if a look is due now that this process has published entries of `size` bytes.
 
     Failures are ignored, since the next run tries again. Two processes may evict at once: each
     skips the entries that the other has removed.
@@ -102,15 +102,13 @@ def after_publish(cache: Root, size: int, *, max_size: int, max_age: float) -> N
     if not layout.is_tagged(cache.root):
         return
     with contextlib.suppress(OSError, CacheError):
-        last_run, known = _state(cache)
-        total = known + size
-        due = not 0 <= time.time() - last_run < DAY
-        if not due and (not max_size or total <= max_size):
-            _write(cache, last_run, total)
-            return
-        _write(cache, time.time(), 0)  # so that no other process begins now
-        _evict(cache, max_size=max_size, max_age=max_age)
-        _write(cache, time.time(), sum(use.bytes for use in uses(cache)))
+        last_look = _last_look(cache)
+        published = size + (cache.published if cache.known_look == last_look else 0)
+        cache.known_look, cache.published = last_look, published
+        much = max_size and published > max_size * (1 - TRIM)
+        if much or abs(time.time() - last_look) >= HOUR:
+            _note_look(cache)  # so that no other process begins now
+            _evict(cache, max_size=max_size, max_age=max_age)
 
 
 def uses(cache: Root) -> Iterator[Use]:
@@ -130,22 +128,23 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
 
 
 def _used_lately(path: Path) -> bool:
-    """Return whether an entry was used within YOUNG, or cannot be asked."""
+    """Return whether an entry was used within the hour, or cannot be asked."""
     try:
-        return 0 <= time.time() - (path / NAME).stat().st_mtime < YOUNG
+        return 0 <= time.time() - (path / NAME).stat().st_mtime < HOUR
     except OSError:
         return True
 
 
-def _state(cache: Root) -> tuple[float, int]:
-    """Return the Unix time of the last run, and the bytes of the cache as far as known."""
+def _last_look(cache: Root) -> float:
+    """Return the Unix time of the last look of any process, or 0."""
     try:
-        at, known = json.loads((cache.root / VERSION / STATE).read_bytes())
-        return float(at), int(known)
-    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
-        return 0.0, 0
+        return (cache.root / VERSION / MARKER).lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
-def _write(cache: Root, at: float, known: int) -> None:
+def _note_look(cache: Root) -> None:
+    """Note a look by the clock of this process: that of a network file system may differ."""
     version = cache.root / VERSION
-    atomic.write(version / STATE, json.dumps([at, known]).encode(), staging=version / "tmp")
+    atomic.write(version / MARKER, b"", staging=version / "tmp")
+    os.utime(version / MARKER, (time.time(), time.time()), follow_symlinks=False)

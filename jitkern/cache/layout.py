@@ -5,10 +5,10 @@
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
     <root>/v1/trash/           entries that were removed a moment ago
-    <root>/v1/prune.json       see cache.eviction
+    <root>/v1/pruned           its time is that of the last look for what to evict
     <root>/v1/prewarm/         see prewarming.records
     <root>/v1/remote/          indexes of remotes as they were read last, see remote.copies
-    <root>/receipts, <root>/v1/{pins,plans,stats}    of earlier versions
+    <root>/receipts, <root>/v1/{pins,plans,stats,prune.json}    of earlier versions
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also
@@ -32,7 +32,7 @@ TAG_TEXT = (
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
 NOT_TARGETS = frozenset((
-    "tmp", "bad", "trash", "pins", "stats", "prewarm", "remote", "prune.json", "plans",
+    "tmp", "bad", "trash", "pruned", "prewarm", "remote", "pins", "plans", "stats", "prune.json",
 ))  # fmt: skip
 _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"

@@ -36,6 +36,8 @@ class Root:
     def __init__(self, root: Path, *, fsync: bool = True, trusted: tuple[Path, ...] = ()) -> None:
         self.root = root
         self.fsync = fsync
+        self.known_look = 0.0  # Unix time, see `eviction`
+        self.published = 0  # bytes that were published since
         self._own = owned.user_layer(root, trusted)
         self._warned: set[object] = set()
 

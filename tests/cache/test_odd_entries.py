@@ -12,7 +12,6 @@ import processes
 import pytest
 
 from jitkern import config, jit
-from jitkern.cache import eviction
 from jitkern.cache.key import Key, canonical, digest_of
 from jitkern.cache.layout import is_entry_name
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
@@ -269,11 +268,6 @@ def test_a_name_leads_nowhere_else(place, cache_dir, tmp_path):
                   Cache(cache_dir).look_up("v1", f"{place}/{outside.name}")):  # fmt: skip
         assert (found.entry, found.reason) == (None, "absent")
     assert (outside / NAME).exists()
-
-
-def test_an_odd_state_stops_nobody(cache_dir, put_one):
-    (cache_dir / "v1" / eviction.STATE).write_text("[1e999, 1e999]")
-    eviction.after_publish(Cache(cache_dir), 1, max_size=10**9, max_age=0)
 
 
 @pytest.fixture

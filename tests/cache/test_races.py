@@ -123,7 +123,7 @@ def soak(root, stop, seconds, writers, readers):
 
 @pytest.fixture
 def anything_may_go(monkeypatch, folder):
-    monkeypatch.setattr(eviction, "YOUNG", 0.0)
+    monkeypatch.setattr(eviction, "HOUR", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))  # of losers that keep their own copy
 
 

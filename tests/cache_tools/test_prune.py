@@ -1,6 +1,5 @@
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -104,12 +103,24 @@ def after(cache, size=0, max_size=0, max_age=0.0):
     eviction.after_publish(cache, size, max_size=max_size, max_age=max_age)
 
 
+def last_look(cache):
+    return cache.root / "v1" / eviction.MARKER
+
+
+@pytest.fixture
+def looks(cache, monkeypatch):
+    """One for each look through the cache."""
+    looks, real = [], eviction.uses
+    monkeypatch.setattr(eviction, "uses", lambda cache: looks.append(1) or real(cache))
+    return looks
+
+
 def test_a_publish_over_the_limit_evicts_down_to_nine_tenths(cache, put):
     for i in range(20):
         put(i, DAY)
     total = sum(use.bytes for use in eviction.uses(cache))
-    after(cache)  # counts
-    after(cache, size=1, max_size=total)
+    after(cache)  # looks
+    after(cache, size=total // 9, max_size=total - 1)
     left = sum(use.bytes for use in eviction.uses(cache))
     assert 0.8 * total < left <= 0.9 * total
 
@@ -127,36 +138,58 @@ def test_what_was_used_within_the_hour_is_safe_from_the_automatic_run(cache, put
     assert path.exists()
 
 
-def test_the_automatic_run_looks_once_a_day(cache, put):
+def test_the_automatic_run_looks_once_an_hour(cache, put):
     put(0)
     after(cache)
     path = put(1, 10 * DAY)
     after(cache, max_age=DAY)
     assert path.exists()
-    at, known = eviction._state(cache)
-    eviction._write(cache, at - 2 * DAY, known)
+    hour_ago = time.time() - 1.1 * HOUR
+    os.utime(last_look(cache), (hour_ago, hour_ago))
     after(cache, max_age=DAY)
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    "state", [b"", b"[]", b"{}", b"[1", b'["x", 2]', b"[9e99, 0]", b"\xff" * 9]
-)
-def test_a_damaged_or_future_state_means_look_now(cache, put, state):
+def test_the_automatic_run_looks_after_each_tenth_of_the_limit(cache, put, looks):
+    put(1)
+    after(cache, max_size=1000)
+    for _ in range(50):
+        after(cache, size=30, max_size=1000)
+    assert len(looks) == 1 + 50 * 30 // 120  # 120 is the first multiple above a tenth
+
+
+def test_a_look_of_another_process_is_a_look(cache, put, looks):
+    put(1)
+    caches = [cache, Cache(cache.root)]
+    after(cache, max_size=1000)
+    for i in range(40):
+        after(caches[i % 2], size=90, max_size=1000)
+    assert len(looks) == 1 + 40 // 3  # the third publish is the second of one of them
+
+
+def test_without_a_limit_of_its_size_a_cache_is_looked_through_once_an_hour(cache, put, looks):
+    put(1)
+    for _ in range(5):
+        after(cache, size=1 << 40)
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("at", [time.time() + 9 * DAY, 1e10, 0])
+def test_a_last_look_in_the_future_or_long_ago_means_look_now(cache, put, at):
     path = put(1, 10 * DAY)
-    (cache.root / "v1" / eviction.STATE).write_bytes(state)
+    last_look(cache).touch()
+    os.utime(last_look(cache), (at, at))
     after(cache, max_age=DAY)
     assert not path.exists()
+    assert abs(time.time() - last_look(cache).stat().st_mtime) < HOUR
 
 
-def test_a_failure_of_the_automatic_run_is_nobodys(cache, put, monkeypatch):
-    put(1, 10 * DAY)
-
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", fail)
+def test_a_failure_of_the_automatic_run_is_nobodys(cache, put):
+    path = put(1, 10 * DAY)
+    last_look(cache).mkdir()  # so that no look can be noted
+    os.utime(last_look(cache), (0, 0))
     after(cache, max_age=DAY)
+    assert path.exists()
 
 
 HERE = Installed("2.13.0", "130", frozenset({"sm_90"}))
