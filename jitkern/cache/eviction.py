@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache import VERSION, layout, lock
+from jitkern import cache as room
+from jitkern.cache import VERSION, layout
 from jitkern.cache.manifest import NAME
 from jitkern.cache.root import Root
 from jitkern.errors import CacheError
@@ -124,7 +125,7 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
         if not _used_lately(use.path):  # asked now: there may have been a hit since
             cache.remove(use.path)
-    lock.sweep()
+    room.lock.sweep()
 
 
 def _used_lately(path: Path) -> bool:

@@ -2,8 +2,8 @@
 
 The operating system frees a lock when its holder dies. The lock directory is node-local, since
 flock on a network file system may do nothing. Without locks, or after `lock_timeout`, the caller
-builds without a lock: publishing is atomic, so the cost is at most one more compile. The package
-filelock would do the same, but its import takes as long as compiling some kernels.
+builds without a lock: publishing is atomic, so the cost is at most one more compile. Importing
+filelock takes as long as compiling some kernels, so who needs no lock does not import this module.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import contextlib
 import logging
 import os
 import re
-import socket
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
+
 from jitkern import config
-from jitkern._fork import after_fork
 from jitkern.files.owned import distrust_entry
 
 MESSAGE_EVERY = 10.0  # seconds, while a process waits
 STALE = 86400.0  # seconds after which an unlocked lock file is deleted
 POLL = 0.02  # seconds between two attempts to take a lock
-_NAME = r"[0-9a-f]+-[0-9a-f]+\.(lock|owner)"
+_NAME = r"[0-9a-f]+-[0-9a-f]+\.lock"
 _log = logging.getLogger(__name__)
-_held: set[int] = set()  # descriptors of lock files
 
 
 @contextlib.contextmanager
@@ -44,21 +43,12 @@ def held(
     if directory is None:
         yield
         return
-    path, owner = directory / f"{name}.lock", directory / f"{name}.owner"
-    if timeout is None:
-        timeout = config.current().lock_timeout
-    descriptor = _acquire(path, owner, (doing, what), timeout)
+    lock = _lock(directory / f"{name}.lock")
+    _wait(lock, doing, what, config.current().lock_timeout if timeout is None else timeout)
     try:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                owner.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        if descriptor in _held:
-            for file in (owner, path):  # the lock last: until then no other process writes an owner
-                with contextlib.suppress(OSError):
-                    file.unlink()
-            _release(descriptor)
+        _release(lock)
 
 
 def sweep() -> None:
@@ -66,93 +56,45 @@ def sweep() -> None:
     directory = lock_directory(config.current())
     if directory is None:
         return
-    for name in os.listdir(directory):
-        if not re.fullmatch(_NAME, name):
-            continue
+    for path in (directory / name for name in os.listdir(directory) if re.fullmatch(_NAME, name)):
         with contextlib.suppress(OSError):
-            path = directory / name
             if time.time() - path.lstat().st_mtime > STALE:
-                descriptor = _tried(path.with_suffix(".lock"))
-                if descriptor is not None:
-                    path.with_suffix(".owner").unlink(missing_ok=True)
-                    path.with_suffix(".lock").unlink(missing_ok=True)
-                    _release(descriptor)
+                lock = _lock(path)
+                lock.acquire(timeout=0)
+                _release(lock)
 
 
-def _acquire(path: Path, owner: Path, work: tuple[str, str], timeout: float) -> int | None:
-    """Wait for a lock and return its descriptor; None if locks fail, or after `timeout`."""
+def _lock(path: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(path, mode=0o600, poll_interval=POLL, fallback_to_soft=False)
+
+
+def _wait(lock: filelock.BaseFileLock, doing: str, what: str, timeout: float) -> None:
+    """Take a lock, unless locks fail or `timeout` seconds pass."""
     deadline = time.monotonic() + timeout
-    doing, what = work
-    while True:
+    while not lock.is_locked:
         left = deadline - time.monotonic()
         try:
-            descriptor = _poll(path, time.monotonic() + max(0.0, min(MESSAGE_EVERY, left)))
+            lock.acquire(timeout=max(0.0, min(MESSAGE_EVERY, left)))
+        except filelock.Timeout:
+            _log.warning("waiting for another process, which is %s %s", doing, what)
+            if left <= MESSAGE_EVERY:
+                _log.warning("waited %g s for %s; %s it here", timeout, what, doing)
+                return
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
             _log.info("cannot lock %s (%s); %s it without a lock", what, e, doing)
-            return None
-        if descriptor is not None:
-            return descriptor
-        with contextlib.suppress(OSError):
-            holder = owner.read_text() or "another process"
-            _log.warning("waiting for %s, which is %s %s", holder, doing, what)
-        if left <= MESSAGE_EVERY:
-            _log.warning("waited %g s for %s; %s it here", timeout, what, doing)
-            return None
+            return
 
 
-def _poll(path: Path, until: float) -> int | None:
-    """Try to take a lock until a time (`time.monotonic`); return its descriptor, or None."""
-    while True:
-        descriptor = _tried(path)
-        if descriptor is not None or time.monotonic() >= until:
-            return descriptor
-        time.sleep(POLL)
+def _release(lock: filelock.BaseFileLock) -> None:
+    """Free a lock, unless it was not taken, or by the parent of this process.
 
-
-def _tried(path: Path) -> int | None:
-    """Try once to take a lock; return its descriptor, or None if it is taken. Raises OSError.
-
-    A process that releases a lock deletes the file, so a lock on a deleted file does not count.
+    The file is deleted first: a lock on a deleted file does not count for who waits for it.
     """
-    import fcntl  # not on Windows, where `lock_directory` returns None
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    _held.add(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-    except BlockingIOError:
-        pass
-    except BaseException:
-        _close(descriptor)
-        raise
-    _close(descriptor)
-    return None
-
-
-def _release(descriptor: int) -> None:
-    """Free a lock, even if a forked child of this process has the descriptor, too."""
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    _close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    _held.discard(descriptor)
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
-
-
-def _close_all() -> None:
-    """Close the lock files of the parent, so that its locks end with it, not with this child."""
-    for descriptor in tuple(_held):
-        _close(descriptor)
-
-
-after_fork(_close_all)
+    if lock.is_locked:
+        with contextlib.suppress(OSError):
+            Path(lock.lock_file).unlink()
+        with contextlib.suppress(OSError):
+            lock.release()
 
 
 def lock_directory(settings: config.Config) -> Path | None:

@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -57,13 +58,14 @@ def test_a_killed_holder_frees_it(holder):
         pass
 
 
-def test_the_wait_names_the_holder_and_is_bounded(holder, monkeypatch, caplog):
+def test_the_wait_names_the_work_and_is_bounded(holder, monkeypatch, caplog):
     monkeypatch.setattr(lock, "MESSAGE_EVERY", 0.2)
     with config.using(lock_timeout=0.5), lock.held("name", "the thing"):
         pass
-    assert f"waiting for process {holder.pid} on " in caplog.text
-    assert "compiling the thing" in caplog.text
-    assert "compiling it here" in caplog.text
+    waits = caplog.text.count("waiting for another process, which is compiling the thing")
+    assert waits >= 2
+    assert "waited 0.5 s for the thing; compiling it here" in caplog.text
+    assert holder.poll() is None
 
 
 def test_without_a_lock_directory_the_work_goes_on(tmp_path, monkeypatch):
@@ -108,7 +110,8 @@ def test_the_package_filelock_sees_the_same_lock(tmp_path):
 
 
 def test_a_lock_file_that_was_deleted_guards_nothing(tmp_path, monkeypatch):
-    path = tmp_path / "name.lock"
+    """Who takes a lock on a file that the holder before deleted takes one on a new file."""
+    path = lock.lock_directory(config.current()) / "name.lock"
     flock = fcntl.flock
 
     def deleting(*args):
@@ -117,21 +120,55 @@ def test_a_lock_file_that_was_deleted_guards_nothing(tmp_path, monkeypatch):
         return flock(*args)
 
     monkeypatch.setattr(fcntl, "flock", deleting)
-    assert lock._tried(path) is None
-    assert not lock._held
-    lock._close(lock._tried(path))
+    with lock.held("name", "x"):
+        assert taken(path)
+    assert not path.exists()
+
+
+def taken(path):
+    """Whether somebody holds the lock on the file that has this name now."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def descriptors_of(path):
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(int(name)), path.stat()):
+                found.append(int(name))
+    return found
 
 
 def test_a_child_that_was_forked_holds_no_lock_of_its_parent():
+    path = lock.lock_directory(config.current()) / "name.lock"
     with lock.held("name", "x"):
-        (descriptor,) = lock._held
+        assert descriptors_of(path)
         if not (child := os.fork()):
-            try:
-                os.fstat(descriptor)
-            except OSError:
-                os._exit(0 if not lock._held else 1)
-            os._exit(2)
+            os._exit(len(descriptors_of(path)))
         assert os.waitpid(child, 0)[1] == 0
+        assert taken(path)
+
+
+def test_a_child_that_leaves_the_block_of_its_parent_leaves_the_lock():
+    path, child = lock.lock_directory(config.current()) / "name.lock", None
+    with lock.held("name", "x"):
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+            assert taken(path)
+    if not child:
+        os._exit(0)
+
+
+def test_a_child_takes_locks_of_its_own():
+    if not (child := os.fork()):
+        with lock.held("name", "x"):
+            os._exit(not taken(lock.lock_directory(config.current()) / "name.lock"))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def files(directory):
@@ -140,7 +177,7 @@ def files(directory):
 
 def test_a_lock_that_is_released_leaves_no_file(tmp_path):
     with lock.held("0a-1b", "x"):
-        assert files(tmp_path) == ["0a-1b.lock", "0a-1b.owner"]
+        assert files(tmp_path) == ["0a-1b.lock"]
     assert files(tmp_path) == []
 
 
@@ -158,18 +195,17 @@ def test_one_that_waits_gets_a_lock_whose_file_was_deleted_under_it(monkeypatch)
 
     monkeypatch.setattr(os, "open", open_and_release)
     with lock.held("0a-1b", "x"):
-        assert path.stat().st_nlink == 1
-        assert lock._tried(path) is None
+        assert opened and path.stat().st_nlink == 1
+        assert taken(path)
 
 
 def test_files_of_holders_that_were_killed_long_ago_are_swept(tmp_path):
     directory = lock.lock_directory(config.current())
-    for name in ("0a-1b.lock", "0a-1b.owner", "0c-1d.lock", "0e-1f.owner", "mine.lock", "notes"):
+    for name in ("0a-1b.lock", "0c-1d.lock", "mine.lock", "notes"):
         (directory / name).write_text("")
         os.utime(directory / name, (1, 1))
     (directory / "ab-cd.lock").write_text("")  # of just now
-    held = lock._tried(directory / "0c-1d.lock")
-    os.utime(directory / "0c-1d.lock", (1, 1))
-    lock.sweep()
-    assert files(tmp_path) == ["0c-1d.lock", "ab-cd.lock", "mine.lock", "notes"]
-    lock._release(held)
+    with lock.held("0c-1d", "x"):
+        os.utime(directory / "0c-1d.lock", (1, 1))
+        lock.sweep()
+        assert files(tmp_path) == ["0c-1d.lock", "ab-cd.lock", "mine.lock", "notes"]
