@@ -21,12 +21,7 @@ if TYPE_CHECKING:
         rows as rows,
         stats as stats,
     )
-    from jitkern.cache_tools.prune import (
-        Use as Use,
-        after_publish as after_publish,
-        evictable as evictable,
-        remove as remove,
-    )
+    from jitkern.cache_tools.prune import evictable as evictable, remove as remove
     from jitkern.cache_tools.signing import keygen as keygen, sign as sign
     from jitkern.cache_tools.ustar import BundleError as BundleError
     from jitkern.cache_tools.wheel import pack_wheel as pack_wheel
@@ -46,8 +41,6 @@ _HOMES = {
     "rows": "listing",
     "stats": "listing",
     "evictable": "prune",
-    "Use": "prune",
-    "after_publish": "prune",
     "remove": "prune",
     "keygen": "signing",
     "sign": "signing",

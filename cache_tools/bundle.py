@@ -78,8 +78,7 @@ class Packed(NamedTuple):
     @property
     def signers(self) -> list[str]:
         """The public keys that have signed the entry."""
-        found: list[str] = signing.signers(self.files[NAME], self.files.get(signature.NAME, b""))
-        return found
+        return signing.signers(self.files[NAME], self.files.get(signature.NAME, b""))
 
 
 class Unpacked(NamedTuple):

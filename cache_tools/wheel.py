@@ -47,12 +47,11 @@ def pack_wheel(
     platform: the platform tag; by default the platform of the entries' host code, or `any`.
     Raises BundleError, and then leaves no wheel.
     """
-    path: Path = written_without_gone(
+    return written_without_gone(
         cache,
         (entry for _, entry in chosen),
         lambda entries: _pack(entries, directory, name, version, platform),
     )
-    return path
 
 
 def _pack(entries: Entries, directory: Path, name: str, version: str, platform: str) -> Path:

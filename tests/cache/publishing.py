@@ -20,11 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from jitkern.cache.eviction import after_publish
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.root import QUARANTINED
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import after_publish, evictable, remove
+from jitkern.cache_tools import evictable, remove
 from jitkern.errors import CacheError
 
 CHANGES = frozenset((

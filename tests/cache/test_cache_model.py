@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from publishing import Disk, in_memory, key_of, publish
 
+from jitkern.cache.eviction import after_publish
 from jitkern.cache.layout import is_entry
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import after_publish, evictable, remove
+from jitkern.cache_tools import evictable, remove
 from jitkern.errors import CacheError
 
 hypothesis = pytest.importorskip("hypothesis")

@@ -18,9 +18,10 @@ from publishing import in_a_child, key_of, names, start, wait
 
 from jitkern import config, jit
 from jitkern.cache import eviction, lock
+from jitkern.cache.eviction import after_publish
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import after_publish, evictable, remove
+from jitkern.cache_tools import evictable, remove
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 SECONDS = 60  # of the long soak

@@ -8,7 +8,7 @@ from jitkern.cache import eviction
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import GRACE
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.installed import Installed
+from jitkern.cache_tools.prune import Installed
 from jitkern.jit import mega_cache_entries
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
@@ -233,7 +233,7 @@ def test_stale_is_another_version_of_the_package_too(cache, put, monkeypatch, ta
 @pytest.mark.long
 def test_the_installed_torch_is_found_without_importing_it(fresh_python):
     done = fresh_python(
-        "import sys; from jitkern.cache_tools.installed import Installed; print(Installed.found().torch, 'torch' in sys.modules)\n"
+        "import sys; from jitkern.cache_tools.prune import Installed; print(Installed.found().torch, 'torch' in sys.modules)\n"
         "import torch; print(torch.__version__.split('+')[0])"
     )
     first, second = done.stdout.splitlines()
