@@ -1,13 +1,9 @@
-"""After a miss: ask the remotes, before anything is compiled.
-
-While all of them rest, only the small files of their breakers are read: what asks is not imported.
-"""
+"""After a miss: ask the remotes, before anything is compiled."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 from jitkern import config, remote
 from jitkern.cache import events
@@ -17,9 +13,6 @@ from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
 from jitkern.jit import cache_in_use, served_call
 from jitkern.jit.cache_in_use import open_cache
-
-if TYPE_CHECKING:
-    from jitkern.remote.fetch import Order
 
 _USUAL = {"extension": 20.0, "triton": 1.0}  # seconds of a compile, by the kind of source
 _OTHERS = 0.4
@@ -32,10 +25,8 @@ def brought(key: Key, op: str, kind: str) -> str:
     kind: the kind of source. Returns "" if the entry is there now, else what the remotes said.
     Raises CacheError if no cache can be written.
     """
-    if said := remote.patience.resting(config.current().remotes):
-        return said
     cache = open_cache()
-    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), _order)
+    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), served_call.described)
     try:
         said = remote.fetch.fetch(miss)
     except CacheError as e:
@@ -43,11 +34,6 @@ def brought(key: Key, op: str, kind: str) -> str:
     if not said:
         events.count_fetch()
     return said
-
-
-def _order() -> Order | None:
-    call = served_call.described()
-    return remote.fetch.Order(*call) if call else None
 
 
 def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from jitkern import config
 from jitkern.cache_tools.check import Check, counted, human_age, human_bytes
 from jitkern.errors import JitkernError, SettingError
-from jitkern.remote import bundles, conditions, layout, store as stores, trust
+from jitkern.remote import bundles, layout, trust
 from jitkern.remote.index import Bundle, Index
+from jitkern.remote.opening import opened
 from jitkern.remote.patience import within
+from jitkern.remote.publish import probe
 from jitkern.remote.store import Object, Readable, Service, Store, Unavailable, shown
 
 PUSH = "jitkern remote push"
@@ -23,7 +25,7 @@ def read_half(url: str, machines: Iterable[str]) -> Iterator[Check]:
     """
     name = f"remote {shown(url)}"
     try:
-        store = stores.opened(url)
+        store = opened(url)
     except JitkernError as e:
         yield Check(name, ok=False, value=str(e), remedy=getattr(e, "remedy", "") or "see above")
         return
@@ -48,12 +50,12 @@ def read_half(url: str, machines: Iterable[str]) -> Iterator[Check]:
 
 def write_half(url: str) -> Check:
     """Return whether a remote can be pushed to, by writing. Raises JitkernError for no remote."""
-    store, name = stores.opened(url), f"remote {shown(url)}, writing"
+    store, name = opened(url), f"remote {shown(url)}, writing"
     if not isinstance(store, Store):
         remedy = "push to the bucket or directory behind it"
         return Check(name, ok=False, value="it can only be read", remedy=remedy)
     try:
-        problem = conditions.probe(store)
+        problem = probe(store)
     except Unavailable as e:
         return _unavailable(name, e)
     if problem:

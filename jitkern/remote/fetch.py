@@ -1,27 +1,79 @@
 """A miss on this machine: what remotes have for it is checked and adopted into the cache.
 
-1. The index of the machine, if this host has not read it in the last minute.
+1. The index of the machine, if this process has not read it in the last minute.
 2. The bundle that lists the entry: all its entries are adopted, so that later misses are hits.
 3. An object for the entry alone, if the index says that there are such.
 4. A build, if the server says that it builds.
+
+Nothing here raises for what a remote does: a dead or hostile remote costs at most the budget.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from jitkern import config
 from jitkern._fork import after_fork
-from jitkern.cache.key import Key
+from jitkern.cache import lock
+from jitkern.cache.key import Key, canonical
 from jitkern.cache.store import Cache
-from jitkern.errors import JitkernError
-from jitkern.remote import layout, trust
-from jitkern.remote.patience import Patience, Resting, within
-from jitkern.remote.reader import Miss, Order, Remote
-from jitkern.remote.store import Unavailable, shown
+from jitkern.cache_tools.bundle import MAX_FILE
+from jitkern.cache_tools.check import human_bytes
+from jitkern.cache_tools.ustar import BundleError
+from jitkern.config import Config
+from jitkern.errors import CacheError, JitkernError
+from jitkern.named_tuple import NamedTuple
+from jitkern.remote import bundles, layout, trust
+from jitkern.remote.index import Bundle, Index
+from jitkern.remote.opening import opened
+from jitkern.remote.patience import Breaker, Patience, Resting, within
+from jitkern.remote.store import (
+    Object,
+    Readable,
+    Service,
+    Tag,
+    TooLarge,
+    Unavailable,
+    Unchanged,
+    shown,
+)
 
-__all__ = ["Miss", "Order", "fetch", "places_of", "remote_of"]
+FRESH = 60.0  # seconds for which an index, or that there is none, is taken for granted
+MOST_TAKEN = 2 << 30  # bytes that a process takes from all remotes
+MOST_KNOWN = 4096  # misses that are remembered
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger(__name__)
+
+
+class Miss(NamedTuple):
+    """An entry that the cache lacks.
+
+    expected: seconds that making the entry would take here; infinity where that is not allowed.
+    call: returns what a build service wants to know, or None if it is not known: the call that
+    needs the entry, as a line of a recording, and the target.
+    """
+
+    cache: Cache
+    key: Key
+    expected: float
+    call: Callable[[], tuple[str, str] | None] = lambda: None
+
+    @property
+    def place(self) -> tuple[Path, str]:
+        """What a miss is remembered by."""
+        return self.cache.root, self.key.digest
+
+    def is_mended(self) -> bool:
+        """Return whether the cache has the entry now."""
+        return self.cache.find(self.key) is not None
 
 
 def fetch(miss: Miss) -> str:
@@ -36,10 +88,9 @@ def fetch(miss: Miss) -> str:
     for url in settings.remotes:
         remote = remote_of(url)
         left = deadline - time.monotonic()
-        if left <= 0:
-            reasons.append(f"{remote.url}: it is not asked: no time is left")
-            continue
-        why = remote.bring(miss, min(budget, left))
+        why = "it is not asked: no time is left"
+        if left > 0:
+            why = remote.bring(miss, min(budget, left))
         if not why:
             return ""
         reasons.append(f"{remote.url}: {why}")
@@ -48,27 +99,8 @@ def fetch(miss: Miss) -> str:
 
 def places_of(cache: Cache, key: Key) -> list[str]:
     """Return, for each remote of the settings, in words, where it has an entry. Raises nothing."""
-    return [f"{shown(url)}: {_place_in(url, cache, key)}" for url in config.current().remotes]
-
-
-def _place_in(url: str, cache: Cache, key: Key) -> str:
-    remote = remote_of(url)
-    settings = config.current()
-    try:
-        trust.keys_for(url, settings, cache.root)
-        patience = Patience(remote.breaker, settings.remote_timeout)
-        within(patience.left, lambda: remote.store)
-        machine = layout.machine_of(key.target)
-        copy = remote.index(cache, machine, patience)
-    except Resting as e:
-        return f"not asked: {e}"
-    except (JitkernError, Unavailable) as e:
-        return str(e)
-    found = next(iter(copy.listing.holding(key.digest[:16])), None)
-    if found:
-        return f"yes, in the bundle {found.file} of {found.package} {found.version}".rstrip()
-    more = ["entries of their own"] * copy.listing.loose + ["builds"] * copy.builds
-    return f"no{', unless by ' * bool(more)}{' or '.join(more)}"
+    remotes = map(remote_of, config.current().remotes)
+    return [f"{remote.url}: {remote.place_of(cache, key)}" for remote in remotes]
 
 
 def remote_of(url: str) -> Remote:
@@ -79,6 +111,247 @@ def remote_of(url: str) -> Remote:
         if chosen not in _remotes:
             _remotes[chosen] = Remote(url, settings)
         return _remotes[chosen]
+
+
+class _Read(NamedTuple):
+    """An index as it was read. builds: whether a service answered. at: monotonic time."""
+
+    listing: Index
+    tag: Tag
+    builds: bool
+    at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self.at < FRESH
+
+
+class Remote:
+    """A remote in this process: what it has said, and whether it is asked."""
+
+    def __init__(self, url: str, settings: Config) -> None:
+        self.url = shown(url)
+        self.breaker = Breaker(self.url)
+        self.taken = 0  # bytes
+        self._given = url
+        self._timeout = settings.remote_timeout
+        self._store: Readable | None = None
+        self._indexes: dict[str, _Read] = {}  # by machine
+        self._refused: set[str] = set()  # objects that are not asked for again
+        self._known: dict[tuple[Path, str], tuple[float, str]] = {}  # misses: when, and why
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        after_fork(self._lock)
+
+    @property
+    def store(self) -> Readable:
+        """The store, opened when it is first asked. Raises JitkernError if that cannot be done."""
+        if self._store is None:  # without a lock, which a forked child would wait for
+            made = opened(self._given)
+            self._store = self._store or made  # of another thread
+        return self._store
+
+    def bring(self, miss: Miss, budget: float) -> str:
+        """Adopt what the miss wants; return "", or why it is not there. Raises CacheError."""
+        at, why = self._known.get(miss.place, (0.0, ""))
+        if why and time.monotonic() - at < FRESH:
+            return why
+        try:
+            why = self._brought(miss, Patience(self.breaker, budget))
+        except Resting as e:
+            return f"it is not asked: {e}"
+        except CacheError:
+            raise
+        except JitkernError as e:  # not trusted, not a URL of a store, or a package is missing
+            self._warn(str(e))
+            return f"it cannot be used: {str(e).partition(': ')[0]}"
+        except Unavailable as e:
+            if not (isinstance(e, TooLarge) or self.breaker.open()):  # which were told of
+                self._warn(f"the remote {self.url} is of no use now: {e}", "unavailable")
+            why = str(e)
+        if why:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[miss.place] = time.monotonic(), why
+        return why
+
+    def place_of(self, cache: Cache, key: Key) -> str:
+        """Return in words where the remote has an entry. Raises nothing."""
+        patience = Patience(self.breaker, self._timeout)
+        try:
+            trust.keys_for(self._given, config.current(), cache.root)
+            read = self._index(layout.machine_of(key.target), patience)
+        except Resting as e:
+            return f"not asked: {e}"
+        except (JitkernError, Unavailable) as e:
+            return str(e)
+        found = next(iter(read.listing.holding(key.digest[:16])), None)
+        if found:
+            return f"yes, in the bundle {found.file} of {found.package} {found.version}".rstrip()
+        more = ["entries of their own"] * read.listing.loose + ["builds"] * read.builds
+        return f"no{', unless by ' * bool(more)}{' or '.join(more)}"
+
+    def _brought(self, miss: Miss, patience: Patience) -> str:
+        keys = trust.keys_for(self._given, config.current(), miss.cache.root)
+        machine = layout.machine_of(miss.key.target)
+        index, _, builds, _ = self._index(machine, patience)
+        for bundle in index.holding(miss.key.digest[:16]):
+            if self._bundle(miss, machine, bundle, keys, patience):
+                return ""
+        if index.loose and self._entry(miss, keys, patience):
+            return ""
+        if builds and isinstance(self.store, Service):
+            return self._built(self.store, miss, keys, patience)
+        return f"it has no such entry for {machine}"
+
+    def _index(self, machine: str, patience: Patience) -> _Read:
+        """Return the index of a machine, at most a minute old. Raises as `store` and `ask` do."""
+        within(patience.left, lambda: self.store)  # whose errors are none of the remote
+        if not self._lock.acquire(timeout=patience.left):
+            raise Unavailable("another thread still waits for its index")
+        try:
+            read = self._indexes.get(machine)
+            if read is None or not read.is_fresh:
+                read = self._indexes[machine] = self._read_index(machine, read, patience)
+            return read
+        finally:
+            self._lock.release()
+
+    def _read_index(self, machine: str, old: _Read | None, patience: Patience) -> _Read:
+        name, store = layout.index_of(machine), self.store
+        index, tag = (old.listing, old.tag) if old else (Index(), None)
+        try:
+            found = patience.ask(
+                lambda: store.get(name, limit=layout.LARGEST_INDEX, unless=tag), self._timeout
+            )
+            index, tag = (Index.decode(found.data), found.tag) if found else (Index(), None)
+        except Unchanged:
+            pass
+        except (ValueError, TooLarge) as e:
+            self._refuse(name, str(e))
+            index, tag = Index(loose=False), None
+        builds = isinstance(store, Service) and store.builds  # as its answer says
+        return _Read(index, tag, builds, time.monotonic())
+
+    def _bundle(
+        self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], patience: Patience
+    ) -> bool:
+        """Adopt a bundle that lists the entry; return whether the entry is there then."""
+        name = layout.bundle_of(machine, bundle.file)
+        if name in self._refused:
+            return False
+        if bundle.bytes > layout.LARGEST_BUNDLE:
+            return self._refuse(name, f"it has {bundle.bytes} bytes")
+        spared = miss.expected / 2 * len(bundle.entries)
+        patience.extend(min(config.current().remote_budget, spared))
+        with self._alone(miss, name, f"a bundle of {bundle.package}", patience):
+            if miss.is_mended():
+                return True
+            found = self._got(name, bundle.bytes, patience)
+            try:
+                data = bundles.checked(found, bundle)
+            except BundleError as e:
+                return self._refuse(name, str(e))
+            return self._adopt(miss, name, data, keys)
+
+    def _entry(self, miss: Miss, keys: tuple[str, ...], patience: Patience) -> bool:
+        """Adopt the object of the entry alone, if there is one."""
+        place = miss.key.target, miss.key.name
+        name = layout.entry_of(*place)
+        if name in self._refused:
+            return False
+        found = self._got(name, MAX_FILE, patience)
+        return found is not None and self._adopt(miss, name, found.data, keys, place)
+
+    def _built(
+        self, service: Service, miss: Miss, keys: tuple[str, ...], patience: Patience
+    ) -> str:
+        """Have a service build what a call needs; return "", or why it has not."""
+        known = miss.call()
+        if known is None:
+            return "it has no such entry, and the call to have it built for is not known here"
+        patience.extend(config.current().remote_budget)
+        want = {"call": known[0], "schema": 1, "targets": [known[1]]}
+        body = canonical({**want, "want": [miss.key.digest]})
+        with self._alone(miss, json.dumps(want), f"a build of {miss.key.label}", patience):
+            if miss.is_mended():
+                return ""
+            while True:
+                answer = patience.ask(
+                    lambda: service.post(layout.BUILD, body, limit=layout.LARGEST_BUNDLE)
+                )
+                if answer.status != 202:
+                    break
+                time.sleep(min(answer.retry_after or 1.0, patience.left))
+                if not patience.left:
+                    return "its service is still building the entry"
+        if answer.status == 200:
+            what = f"{layout.BUILD} for {miss.key.name}"
+            return "" if self._adopt(miss, what, answer.data, keys) else "its answer is refused"
+        said = answer.data[:500].decode("utf-8", "replace")
+        text = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+        why = f"its service does not build the entry ({answer.status}): {text:.300}"
+        if answer.status not in (404, 405, 501):
+            self._warn(f"the remote {self.url}: {why}")
+        return why
+
+    def _got(self, name: str, limit: int, patience: Patience) -> Object | None:
+        """Return an object, which may take all that is left of the budget."""
+        left = MOST_TAKEN - sum(remote.taken for remote in [*_remotes.values()])
+        if left <= 0:
+            raise Unavailable(f"this process has taken {human_bytes(MOST_TAKEN)} from remotes")
+        limit = min(limit, left)
+        try:
+            found = patience.ask(lambda: self.store.get(name, limit=limit))
+        except TooLarge as e:
+            self._refuse(name, str(e))
+            raise
+        self.taken += len(found.data) if found else 0
+        return found
+
+    def _adopt(
+        self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...],
+        only: tuple[str, str] | None = None,
+    ) -> bool:  # fmt: skip
+        """Adopt the entries of a bundle; return whether the wanted one is there then."""
+        started = time.perf_counter()
+        try:
+            done = bundles.adopt(miss.cache, data, keys, only)
+        except CacheError as e:
+            if getattr(e, "errno", None) not in _FULL:
+                raise
+            return miss.is_mended() or self._refuse(name, str(e))  # the entry alone may fit
+        except JitkernError as e:
+            return self._refuse(name, str(e))
+        if not miss.is_mended():
+            return self._refuse(name, f"it does not hold {miss.key.name}")
+        _log.log(
+            logging.WARNING if config.current().verbose else logging.INFO,
+            "fetched %s from %s: %d new entries, %s, adopted in %.2f s",
+            name, self.url, done.new, human_bytes(len(data)), time.perf_counter() - started,
+        )  # fmt: skip
+        return True
+
+    def _alone(
+        self, miss: Miss, name: str, what: str, patience: Patience
+    ) -> AbstractContextManager[None]:
+        """Hold a lock of this host, so that one process fetches what several of them miss."""
+        text = f"{self.url} {name} {miss.cache.root}"
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        return lock.held(
+            f"{digest[:24]}-{digest[24:32]}", what, doing="fetching", timeout=patience.left
+        )
+
+    def _refuse(self, name: str, why: str) -> bool:
+        """Ask for an object no more in this process; warn once."""
+        self._refused.add(name)
+        self._warn(f"{name} of the remote {self.url} is not used: {why}")
+        return False
+
+    def _warn(self, text: str, once_for: str = "") -> None:
+        if (once_for or text) not in self._warned:
+            self._warned.add(once_for or text)
+            _log.warning("%s", text)
 
 
 _remotes: dict[tuple[object, ...], Remote] = {}

@@ -1,4 +1,4 @@
-"""The index of a machine: which entries its bundles hold.
+"""The index of a machine, which entries its bundles hold, and how many writers change it at once.
 
     {"bundles":[{"bytes":…,"entries":[…],"file":…,"package":…,"push":…,"version":…}, …],
      "loose":…,"schema":1}
@@ -9,14 +9,20 @@ that are then refused.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote.layout import is_bundle
+from jitkern.remote import layout
+from jitkern.remote.patience import insist, pause
+from jitkern.remote.store import Readable, Store, Tag
 
 SCHEMA = 1
+ATTEMPTS = 20  # to replace an index that others replace, too
 _MOST_BYTES = 1 << 50  # more than any store takes; larger numbers are not even sums of sizes
 _DIGEST = re.compile("[0-9a-f]{16}")
 
@@ -104,6 +110,52 @@ class Index(NamedTuple):
         return (bundle for bundle in self.bundles if digest in bundle.entries)
 
 
+def read_index(store: Readable, machine: str) -> tuple[Index | None, Tag]:
+    """Return the index of a machine and its tag, or None twice. Raises JitkernError."""
+    name = layout.index_of(machine)
+    found = insist(store.get, name, limit=layout.LARGEST_INDEX)
+    if found is None:
+        return None, None
+    try:
+        return Index.decode(found.data), found.tag
+    except ValueError as e:
+        raise JitkernError(
+            f"the index {name} of {store.url} cannot be used: {e}. If no newer jitkern wrote it, "
+            "delete this object, and push again"
+        ) from e
+
+
+def update_index(
+    store: Store, machine: str, change: Callable[[Index | None], Index | None]
+) -> tuple[Index, Index]:
+    """Replace a machine's index by what `change` makes of it; return both.
+
+    change: called with the index, or None if there is none, as often as other writers are faster.
+    It returns None for no change. Raises JitkernError for an index that jitkern did not write, and
+    where other writers are faster each time.
+    """
+    name = layout.index_of(machine)
+    for attempt in range(ATTEMPTS):
+        old, tag = read_index(store, machine)
+        new = change(old)
+        if new is None or new == old:
+            return old or Index(loose=False), old or Index(loose=False)
+        data = new.encode()
+        if len(data) > layout.LARGEST_INDEX:
+            raise JitkernError(
+                f"the index {name} of {store.url} would have {len(data)} bytes, and at most "
+                f"{layout.LARGEST_INDEX} are read: push with a smaller --keep"
+            )
+        write = store.create if old is None else functools.partial(store.replace, tag=tag)
+        if insist(write, name, data):
+            return old or Index(loose=False), new
+        time.sleep(pause(0.05, attempt))
+    raise JitkernError(
+        f"the index {name} of {store.url} was changed by others {ATTEMPTS} times in a row: "
+        "push again when fewer push"
+    )
+
+
 def _is_text(value: object) -> bool:
     """Return whether a value is text that a terminal can print."""
     return isinstance(value, str) and value.isprintable()
@@ -112,7 +164,7 @@ def _is_text(value: object) -> bool:
 def _is_usable(bundle: Bundle) -> bool:
     return (
         isinstance(bundle.file, str)
-        and is_bundle(bundle.file)
+        and layout.is_bundle(bundle.file)
         and type(bundle.bytes) is int
         and 0 < bundle.bytes <= _MOST_BYTES
         and all(map(_is_text, (bundle.package, bundle.version, bundle.push)))

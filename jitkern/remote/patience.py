@@ -1,42 +1,31 @@
-"""Patience with remotes: deadlines for requests, and a breaker that lets a dead remote rest.
+"""How long and how often a remote is asked: deadlines, attempts, and a circuit breaker.
 
 A remote may cost a miss at most its budget. Whatever hangs (a name service, a library, a server) is
-left alone in a daemon thread, and Ctrl-C ends the wait at once.
+left alone in a daemon thread, and Ctrl-C ends the wait at once. A command asks more patiently than
+a miss: by `insist`.
 """
 
 from __future__ import annotations
 
 import contextvars
-import hashlib
-import json
+import functools
 import logging
 import math
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jitkern import config
-from jitkern.cache import lock
-from jitkern.files import atomic
-from jitkern.remote.store import (
-    Forked,
-    Refused,
-    Throttled,
-    TooLarge,
-    Unavailable,
-    Unchanged,
-    shown,
-)
+from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
 
 FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
 REST = 60.0  # seconds
 TRIES = 2  # requests for one object that may fail
+RETRIES = 4  # of a command
+LONGEST_PAUSE = 2.0  # seconds between two requests to a remote that is busy
 _WAIT = 0.5  # seconds; CPython misses an interrupt that comes just before a wait, until it ends
-LONGEST_NAP = 2.0  # seconds between two requests to a remote that is busy
 _SHORTEST = 0.2  # seconds: a shorter wait that ends without an answer says nothing of the remote
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -80,42 +69,59 @@ def within(seconds: float | None, work: Callable[[], _T]) -> _T:
     return result
 
 
-def _unavailable(e: Exception) -> Unavailable:
-    """Return an error as the contract of stores knows errors."""
-    return Unavailable(str(e) if isinstance(e, Unavailable) else f"{type(e).__name__}: {e!s:.160}")
+def insist(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
+    """Return what `ask` returns, for a command: asked again after failures. Raises Unavailable."""
+    for attempt in range(RETRIES):
+        try:
+            return within(None, functools.partial(ask, *args, **options))
+        except (Refused, TooLarge, Forked):
+            raise
+        except Unavailable:
+            if attempt == RETRIES - 1:
+                raise
+            time.sleep(pause(0.2, attempt))
+    raise AssertionError
+
+
+def pause(first: float, attempt: int) -> float:
+    """Return random seconds before another attempt: up to `first`, doubled with each attempt."""
+    longest: float = min(LONGEST_PAUSE, first * 2**attempt)
+    return random.random() * longest  # noqa: S311
 
 
 class Breaker:
-    """The breaker of a remote: after FAILURES in a row the remote rests, then one request tries.
+    """The circuit breaker of a remote, in this process.
 
-    file: keeps the state for all processes of this host and user; None for this process alone.
+    It opens for REST seconds after FAILURES in a row; then one request tries. A remote that has
+    never answered this process gets TRIES requests, so that a dead one costs little.
     """
 
-    def __init__(self, url: str, file: Path | None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.file = file
-        self._state = (0, 0.0)  # failures in a row, and until when to rest
+        self._failures = 0  # in a row
+        self._most = TRIES
+        self._until = 0.0  # when it closes, by the monotonic clock
         self._refused = ""
 
     def open(self) -> str:
         """Return why the remote is not asked now, or ""."""
-        left = self._read()[1] - time.monotonic()
+        left = self._until - time.monotonic()
         if self._refused or left <= 0:
             return self._refused
-        return f"resting for {left:.0f} s more after {FAILURES} failures in a row"
+        return f"resting for {left:.0f} s more after {self._failures} failures in a row"
 
     def succeed(self) -> None:
         """Note an answer, whatever it says."""
-        if self._read() != (0, 0.0):
-            self._write(0, 0.0)
+        self._failures, self._most, self._until = 0, FAILURES, 0.0
 
-    def fail(self) -> None:
-        """Note a failure."""
-        failures = self._read()[0] + 1
-        until = time.monotonic() + REST if failures >= FAILURES else 0.0
-        if until:
-            _log.warning("%s does not answer, and rests for %g s", self.url, REST)
-        self._write(failures, until)
+    def fail(self, why: str) -> None:
+        """Note a failure; warn if the breaker opens."""
+        self._failures += 1
+        if self._failures >= self._most:
+            self._until = time.monotonic() + REST
+            _log.warning(
+                "the remote %s is of no use now, and rests for %g s: %s", self.url, REST, why
+            )
 
     def refuse(self, why: str) -> None:
         """Stay open for the life of this process; warn once."""
@@ -126,46 +132,9 @@ class Breaker:
                 "check its credentials, and `remote_token_file` of the settings", self.url, why,
             )  # fmt: skip
 
-    def _read(self) -> tuple[int, float]:
-        if self.file is None:
-            return self._state
-        try:
-            failures, until = json.loads(self.file.read_bytes())
-            known = int(failures), float(until)
-        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
-            return 0, 0.0
-        # A clock that began anew, as after a boot, makes an old time look far away.
-        return known if known[1] - time.monotonic() <= REST else (0, 0.0)
-
-    def _write(self, failures: int, until: float) -> None:
-        self._state = failures, until
-        if self.file is None:
-            return
-        try:
-            if failures:
-                atomic.write(self.file, json.dumps(self._state).encode(), mode=0o600)
-            else:
-                self.file.unlink(missing_ok=True)
-        except OSError:
-            self.file = None
-
-
-def breaker_of(url: str) -> Breaker:
-    """Return the breaker of a remote, whose state all processes of this host and user share."""
-    folder = lock.lock_directory(config.current())
-    name = hashlib.sha256(shown(url).encode()).hexdigest()[:16]
-    return Breaker(shown(url), folder and folder / f"remote-{name}.json")
-
-
-def resting(urls: Iterable[str]) -> str:
-    """Return why none of several remotes is asked, if all of them rest; else ""."""
-    reasons = {shown(url): breaker_of(url).open() for url in urls}
-    told = (f"{url}: it is not asked: {why}" for url, why in reasons.items())
-    return "; ".join(told) if all(reasons.values()) else ""
-
 
 class Patience:
-    """The patience for one miss: at most `budget` seconds, all requests and naps together."""
+    """The patience for one miss: at most `budget` seconds, all requests and pauses together."""
 
     def __init__(self, breaker: Breaker, budget: float) -> None:
         self._breaker = breaker
@@ -175,9 +144,13 @@ class Patience:
     @property
     def left(self) -> float:
         """The seconds that are left."""
-        return self._started + self.budget - time.monotonic()
+        return max(0.0, self._started + self.budget - time.monotonic())
 
-    def ask(self, request: Callable[[], _T], timeout: float) -> _T:
+    def extend(self, budget: float) -> None:
+        """Raise the budget to `budget` seconds."""
+        self.budget = max(self.budget, budget)
+
+    def ask(self, request: Callable[[], _T], timeout: float = math.inf) -> _T:
         """Return what `request` returns, waiting at most `timeout` seconds for each try.
 
         A busy remote is asked again while the budget lasts; a failure is tried again once. Raises
@@ -189,11 +162,11 @@ class Patience:
             try:
                 answer = within(wait, request)
             except Throttled as e:
-                nap = random.random() * min(LONGEST_NAP, 0.1 * 2**busy)  # noqa: S311
+                seconds = pause(0.1, busy)
                 busy += 1
-                if nap >= self.left:
+                if seconds >= self.left:
                     raise Throttled(f"busy for {self.budget:.3g} s ({e})") from e
-                time.sleep(nap)
+                time.sleep(seconds)
             except Refused as e:
                 self._breaker.refuse(str(e))
                 raise
@@ -204,10 +177,11 @@ class Patience:
                 raise
             except Exception as e:  # a library may raise what its documentation does not name
                 failures += 1
+                why = str(e) if isinstance(e, Unavailable) else f"{type(e).__name__}: {e!s:.160}"
                 if wait >= min(timeout, _SHORTEST):
-                    self._breaker.fail()
-                if failures >= TRIES:
-                    raise _unavailable(e) from e
+                    self._breaker.fail(why)
+                if failures >= TRIES or self._breaker.open() or not self.left:
+                    raise Unavailable(why) from e
             else:
                 self._breaker.succeed()
                 return answer
@@ -219,7 +193,3 @@ class Patience:
         if self.left <= 0:
             raise Unavailable(f"the budget of {self.budget:.3g} s is used up")
         return min(timeout, self.left)
-
-    def extend(self, budget: float) -> None:
-        """Raise the budget to `budget` seconds."""
-        self.budget = max(self.budget, budget)

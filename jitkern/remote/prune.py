@@ -18,8 +18,8 @@ from jitkern.errors import JitkernError
 from jitkern.files import signature
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
-from jitkern.remote.conditions import insist, read_index, update_index
-from jitkern.remote.index import Index
+from jitkern.remote.index import Index, read_index, update_index
+from jitkern.remote.patience import insist
 from jitkern.remote.store import Listed, Store
 
 AGE = 24 * 3600  # seconds: what is younger may be of a push that is under way

@@ -6,8 +6,11 @@ conditional writes, so that pushes from many machines at once lose nothing.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +23,13 @@ from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
-from jitkern.remote.conditions import RETRIES, insist, probe, update_index
-from jitkern.remote.index import Bundle, Index
+from jitkern.remote.index import Bundle, Index, update_index
+from jitkern.remote.patience import RETRIES, insist
 from jitkern.remote.store import Refused, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
 FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
-_AT_ONCE = 8
+WRITERS = 8  # at once, of entries by themselves, and of a probe
 
 
 class Pushed(NamedTuple):
@@ -132,7 +135,7 @@ def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[
         name = layout.entry_of(entry.path.parent.name, entry.path.name)
         return len(data) if _healed(store, name, data, keys) else 0
 
-    with ThreadPoolExecutor(_AT_ONCE) as senders:
+    with ThreadPoolExecutor(WRITERS) as senders:
         return sum(senders.map(push_one, loose))
 
 
@@ -217,3 +220,49 @@ def _is_written(store: Store, name: str, path: Path) -> bool:
                 return False
             raise
     raise Unavailable(f"{name} is neither there nor can it be created")
+
+
+def probe(store: Store) -> str:
+    """Return the reason why conditional writes cannot be relied on, or "" if they can.
+
+    Eight writers race to create an object, and then to replace it: one of each must win. Raises
+    Unavailable.
+    """
+    name = f"{layout.PROBES}/{uuid.uuid4().hex}"
+    bodies = [f"{i}".encode() for i in range(WRITERS)]
+    try:
+        won = _winners(functools.partial(store.create, name), bodies)
+        if len(won) != 1:
+            return f"{len(won)} of {WRITERS} writers created the same object"
+        found = insist(store.get, name, limit=1 << 10)
+        if found is None or found.data != won[0]:
+            return "it does not return the object that was just created"
+        bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag
+        won = _winners(lambda body: store.replace(name, body, found.tag), bodies)
+        if len(won) != 1:
+            return f"{len(won)} of {WRITERS} writers replaced the same version"
+        return ""
+    finally:
+        with contextlib.suppress(Unavailable):
+            store.delete(name)
+
+
+def _winners(write: Callable[[bytes], bool], bodies: list[bytes]) -> list[bytes]:
+    """Return what was written of what as many writers wrote at once.
+
+    Raises Unavailable where nobody knows: no writer won, and one of them got no answer.
+    """
+
+    def attempt(body: bytes) -> bool | Unavailable:
+        try:
+            return write(body)
+        except Unavailable as e:
+            return e
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        answers = [*writers.map(attempt, bodies)]
+    won = [body for body, answer in zip(bodies, answers) if answer is True]
+    for answer in answers:
+        if not won and isinstance(answer, Unavailable):
+            raise answer
+    return won

@@ -9,8 +9,8 @@ from jitkern.cache_tools.bundle import MAX_FILE
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
-from jitkern.remote.conditions import insist, read_index
-from jitkern.remote.index import Bundle
+from jitkern.remote.index import Bundle, read_index
+from jitkern.remote.patience import insist
 from jitkern.remote.store import Readable, Store, Unavailable
 
 

@@ -1,4 +1,4 @@
-"""The contract of stores, and the store that a URL names.
+"""The contract of stores.
 
 A store holds objects: bytes under names such as `v1/<machine>/index.json`. Objects are whole: a
 reader sees all bytes that one writer wrote, or none. A tag tells versions of an object apart.
@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
-from jitkern.config.values import REMOTES
-from jitkern.errors import SettingError
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote import stores
 
 VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a bucket's scheme begin
 Tag = Any  # of the store's own type; equal tags are equal versions
@@ -145,21 +142,6 @@ class Store(Readable, Protocol):
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`, in any order."""
         ...
-
-
-def opened(url: str) -> Readable:
-    """Return the store that a URL names; nothing is connected yet.
-
-    Raises SettingError for a URL of another scheme, and JitkernError if a package is missing.
-    """
-    scheme = urlsplit(url).scheme
-    if scheme in ("http", "https"):
-        return stores.http.HttpStore(url)
-    if scheme == "file":
-        return stores.directory.DirectoryStore(url)
-    if scheme in VARIABLES:
-        return stores.objects.ObjectStore(url)
-    raise SettingError(f"`{shown(url)}` names no remote: expected {REMOTES}")
 
 
 def shown(url: str) -> str:

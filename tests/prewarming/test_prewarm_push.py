@@ -9,8 +9,8 @@ from helpers import last_json
 
 from jitkern.cache_tools import signing
 from jitkern.remote import layout
-from jitkern.remote.conditions import read_index
-from jitkern.remote.store import opened
+from jitkern.remote.index import read_index
+from jitkern.remote.opening import opened
 from jitkern.target import Target
 
 CPU = str(Target.current("cpu"))

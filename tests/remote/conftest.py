@@ -28,7 +28,7 @@ from jitkern import config, jit  # noqa: E402
 from jitkern.cache.store import Cache  # noqa: E402
 from jitkern.cache_tools import signing  # noqa: E402
 from jitkern.remote import fetch  # noqa: E402
-from jitkern.remote.store import opened  # noqa: E402
+from jitkern.remote.opening import opened  # noqa: E402
 
 STUBS = {"s3-stub": "s3", "gcs-stub": "gs"}
 SERVERS = {"moto": ("s3", servers.moto), "azurite": ("az", servers.azurite)}

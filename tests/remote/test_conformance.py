@@ -14,8 +14,10 @@ from stocked import CPU, everything, names, stock
 
 from jitkern.cache.store import Cache
 from jitkern.remote import layout, publish, pull
-from jitkern.remote.conditions import probe, read_index
-from jitkern.remote.store import Store, TooLarge, Unchanged, opened
+from jitkern.remote.index import read_index
+from jitkern.remote.opening import opened
+from jitkern.remote.publish import probe
+from jitkern.remote.store import Store, TooLarge, Unchanged
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
 LIMIT = 1 << 20

@@ -17,7 +17,8 @@ from stocked import CPU, everything, names
 
 from jitkern.errors import SettingError
 from jitkern.remote import layout, publish, pull
-from jitkern.remote.store import Object, Unavailable, opened
+from jitkern.remote.opening import opened
+from jitkern.remote.store import Object, Unavailable
 
 HERE = f"{CPU}-linux_x86_64"
 pytestmark = pytest.mark.conformance

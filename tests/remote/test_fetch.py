@@ -14,7 +14,7 @@ import jitkern
 from jitkern import config, jit
 from jitkern.cache.store import Cache
 from jitkern.errors import NotCached
-from jitkern.remote import copies, fetch, layout, reader
+from jitkern.remote import fetch, layout
 from jitkern.source.kinds import Variant
 
 
@@ -87,7 +87,7 @@ def test_a_hundred_misses_of_what_no_bundle_lists_make_one_request(
     assert len(compiler.compiles) == 100
 
 
-def test_an_index_is_read_once_a_minute_on_a_host_and_then_only_if_it_changed(
+def test_an_index_is_read_once_a_minute_and_then_only_if_it_changed(
     tmp_path, filled, compiler, source, target, monkeypatch
 ):
     numbers = itertools.count()
@@ -99,14 +99,22 @@ def test_an_index_is_read_once_a_minute_on_a_host_and_then_only_if_it_changed(
         miss()
         miss()
         assert len(server.requests) == 1
-        monkeypatch.setattr(copies, "FRESH", 0.0)
+        monkeypatch.setattr(fetch, "FRESH", 0.0)
         miss()
         assert len(server.requests) == 2
         assert "if-none-match" in server.requests[1].headers
-        monkeypatch.setattr(copies, "FRESH", 60.0)
-        monkeypatch.setattr(fetch, "_remotes", {})  # as a new process
-        miss()
-        assert len(server.requests) == 2
+
+
+def test_a_new_process_reads_an_index_once_whatever_it_misses(
+    filled, compiler, source, target, monkeypatch
+):
+    with Server(static(filled[0])) as server, trusting(server.url):
+        for process in range(3):
+            monkeypatch.setattr(fetch, "_remotes", {})
+            for n in range(4):
+                missed = Variant("test::scale", source, "scale", (("N", f"{process}{n}"),))
+                jit.ensure(missed, target)
+            assert len(server.requests) == process + 1
 
 
 def test_an_entry_alone_is_fetched_where_the_index_says_that_there_are_such(
@@ -254,8 +262,7 @@ def test_what_cannot_be_kept_in_the_cache_is_kept_for_the_process(
 def test_a_process_takes_so_many_bytes_and_no_more(
     filled, compiler, variant, target, monkeypatch, caplog
 ):
-    monkeypatch.setattr(reader, "_taken", collections.Counter())
-    monkeypatch.setattr(reader, "MOST_TAKEN", 100)
+    monkeypatch.setattr(fetch, "MOST_TAKEN", 100)
     with trusting(f"file://{filled[0]}"):
         jit.ensure(variant, target)
     assert len(compiler.compiles) == 1

@@ -18,6 +18,7 @@ from web_servers import Server, always, closed_port, said, static
 
 from jitkern import config
 from jitkern.errors import SettingError
+from jitkern.remote.opening import opened
 from jitkern.remote.patience import within
 from jitkern.remote.store import (
     Refused,
@@ -26,7 +27,6 @@ from jitkern.remote.store import (
     TooLarge,
     Unavailable,
     Unchanged,
-    opened,
     shown,
 )
 from jitkern.remote.stores.http import HttpStore

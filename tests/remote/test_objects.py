@@ -11,8 +11,9 @@ from bucket_stubs import BUCKET
 from helpers import LONGEST, REPOSITORY, replaced
 
 from jitkern.errors import JitkernError, SettingError
+from jitkern.remote.opening import opened
 from jitkern.remote.patience import within
-from jitkern.remote.store import Refused, Throttled, Unavailable, opened
+from jitkern.remote.store import Refused, Throttled, Unavailable
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
 DIALECTS = pytest.mark.parametrize("stub", ["s3", "gs"], indirect=True)
@@ -164,7 +165,8 @@ def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub,
     """A call would hang for ever: the threads of obstore's runtime are in the parent."""
     done = run_python(
         "import os, signal, sys\n"
-        "from jitkern.remote.store import Forked, opened\n"
+        "from jitkern.remote.opening import opened\n"
+        "from jitkern.remote.store import Forked\n"
         f"store = opened('s3://{BUCKET}/team')\n"
         "def child(what):\n"
         "    pid = os.fork()\n"
@@ -197,7 +199,7 @@ def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub,
 @pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_processes_that_asked_just_before_their_exit_end_well(stub, count):
     """Asynchronous calls of obstore abort one process of seven there."""
-    code = f"from jitkern.remote.store import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"
+    code = f"from jitkern.remote.opening import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"
     for _ in range(0, count, 4):
         started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
         assert [process.wait(LONGEST) for process in started] == [0] * 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 import threading
 import time
@@ -15,10 +14,9 @@ from helpers import LONGEST
 from web_servers import Server, closed_port, said, static
 
 from jitkern import config, jit
-from jitkern.cache import lock
 from jitkern.errors import NotCached
-from jitkern.remote import patience, reader
-from jitkern.remote.patience import FAILURES, REST, Breaker, Patience, Resting, within
+from jitkern.remote import fetch, patience
+from jitkern.remote.patience import FAILURES, REST, TRIES, Breaker, Patience, Resting, within
 from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
 
 
@@ -30,8 +28,11 @@ def raising(error):
 
 
 @pytest.fixture
-def breaker(tmp_path):
-    return Breaker("https://example.com", tmp_path / "state.json")
+def breaker():
+    """The breaker of a remote that has answered."""
+    breaker = Breaker("https://example.com")
+    breaker.succeed()
+    return breaker
 
 
 def asked(breaker, request):
@@ -89,7 +90,7 @@ def test_a_remote_rests_after_failures_in_a_row_and_one_request_tries_then(break
     assert next(count) == FAILURES + 2
     monkeypatch.setattr(time, "monotonic", lambda: now() + 2 * REST + 2)
     assert asked(breaker, lambda: 1) == 1
-    assert not breaker.open() and not breaker.file.exists()
+    assert not breaker.open()
 
 
 def test_an_answer_of_any_kind_begins_the_count_anew(breaker):
@@ -106,8 +107,22 @@ def test_an_error_that_no_store_should_raise_is_a_failure_like_any(breaker):
     for error in (KeyError("x"), RuntimeError("panicked")):
         with pytest.raises(Unavailable, match=type(error).__name__):
             asked(breaker, raising(error))
-    breaker.fail()
+    breaker.fail("")
     assert breaker.open()
+
+
+def test_a_remote_that_never_answered_rests_after_the_tries_of_one_miss():
+    breaker, count = Breaker("https://example.com"), itertools.count()
+
+    def failing():
+        next(count)
+        raise Unavailable("reset")
+
+    for _ in range(5):
+        with pytest.raises(Unavailable):
+            asked(breaker, failing)
+    assert next(count) == TRIES
+    assert "after 2 failures" in breaker.open()
 
 
 def test_what_says_nothing_of_the_remote_does_not_count(breaker, monkeypatch):
@@ -148,35 +163,6 @@ def test_a_refusal_is_for_the_life_of_the_process_and_told_once(breaker, caplog)
     assert "refused this client" in breaker.open()
     (line,) = caplog.messages
     assert "credentials" in line and "https://example.com" in line
-    assert not Breaker("https://example.com", breaker.file).open()  # other processes may be let in
-
-
-def test_the_processes_of_a_host_share_a_breaker(breaker):
-    other = Breaker(breaker.url, breaker.file)
-    for _ in range(FAILURES):
-        breaker.fail()
-    assert "resting" in other.open()
-    other.succeed()
-    assert not breaker.open()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[", b"[1]", b'[1,"x"]', b"[7,1e99]", b"[7,NaN]", b'{"a":1}', b"\xff", b"[" * 99999],
-)
-def test_an_odd_state_is_none(breaker, content):
-    breaker.file.write_bytes(content)
-    assert not breaker.open()
-    breaker.fail()
-    assert json.loads(breaker.file.read_bytes()) == [1, 0.0]
-
-
-def test_without_a_directory_for_its_state_a_breaker_works_for_its_process(tmp_path):
-    for breaker in (Breaker("x", None), Breaker("x", tmp_path / "absent" / "state")):
-        for _ in range(FAILURES):
-            breaker.fail()
-        if breaker.file is None and breaker._state[1]:
-            assert breaker.open()
 
 
 # ------------------------------------------------------------------ misses
@@ -200,11 +186,10 @@ def test_a_store_that_is_down_costs_little_and_is_then_left_alone(
                 with pytest.raises(NotCached) as raised:
                     jit.ensure(missed, target)
                 assert url in str(raised.value)
-                assert ("refused" if n < 2 else "resting") in str(raised.value).lower() or n == 2
+                assert ("resting" if n else "refused") in str(raised.value).lower()
     assert len(compiler.compiles) == (20 if mode == "auto" else 0)
-    assert len(caplog.messages) == 2  # that it does not answer; that it rests
-    state = lock.lock_directory(config.current())
-    assert len(list(state.glob("remote-*.json"))) == 1
+    (line,) = caplog.messages
+    assert url in line and "rests for 60 s" in line
 
 
 @pytest.mark.parametrize("answer", [servers.hang, servers.drip])
@@ -299,7 +284,7 @@ def test_a_store_that_does_not_open_costs_the_budget_also_in_a_child(
         opening.set()
         time.sleep(600)
 
-    monkeypatch.setattr(reader, "opened", opened)
+    monkeypatch.setattr(fetch, "opened", opened)
     with config.using(remote="file:///x", trusted_remotes="file:///x", remote_budget=0.5):
         jit.ensure(variant, target)
         assert opening.wait(LONGEST) and len(compiler.compiles) == 1

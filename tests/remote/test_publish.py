@@ -15,9 +15,8 @@ from jitkern.cache_tools import signing
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.files.owned import Trust
-from jitkern.remote import bundles, conditions, layout, publish, pull
-from jitkern.remote.conditions import read_index
-from jitkern.remote.index import Bundle, Index
+from jitkern.remote import bundles, index, layout, patience, publish, pull
+from jitkern.remote.index import Bundle, Index, read_index
 from jitkern.remote.store import Unavailable
 
 HERE = f"{CPU}-linux_x86_64"
@@ -39,7 +38,7 @@ def packages(store, machine=HERE):
 
 @pytest.fixture(autouse=True)
 def no_naps(monkeypatch):
-    monkeypatch.setattr(conditions.time, "sleep", lambda _: None)
+    monkeypatch.setattr(patience.time, "sleep", lambda _: None)
 
 
 def test_without_a_key_nothing_unsigned_is_pushed(full, directory):
@@ -243,11 +242,11 @@ def test_an_index_that_no_reader_would_take_is_not_written(full, directory, monk
 @pytest.mark.long
 def test_a_push_gives_up_where_others_are_always_faster(full, directory):
     push(stock(Cache(directory.root.parent / "b", fsync=False), "beta"), directory)
-    push(full, Hindered(directory, conditions.ATTEMPTS - 1))
+    push(full, Hindered(directory, index.ATTEMPTS - 1))
     assert "alpha" in packages(directory)
     stock(full, "gamma")
     with pytest.raises(JitkernError, match="20 times in a row"):
-        push(full, Hindered(directory, conditions.ATTEMPTS))
+        push(full, Hindered(directory, index.ATTEMPTS))
 
 
 def test_an_empty_choice_is_refused(empty, directory):

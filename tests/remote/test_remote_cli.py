@@ -17,7 +17,7 @@ from jitkern import config
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.remote import layout
-from jitkern.remote.store import opened
+from jitkern.remote.opening import opened
 from jitkern.target import Target
 
 CPU = str(Target.current("cpu"))
@@ -311,7 +311,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_packed(cli, stocked, 
         def get(self, name, *, limit, unless=None):
             return None
 
-    monkeypatch.setattr("jitkern.remote.store.opened", lambda _: ReadOnly())
+    monkeypatch.setattr("jitkern.remote.opening.opened", lambda _: ReadOnly())
     for command in (["push", "--unsigned", "--to"], ["prune"]):
         code, _, err = cli("remote", *command, "https://kernels.example")
         assert code == 2 and "can only be read" in err
@@ -320,10 +320,11 @@ def test_what_cannot_be_written_is_said_before_anything_is_packed(cli, stocked, 
 
 def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        "jitkern.remote.store.opened",
-        lambda url: seen.append(config.current().remote_timeout) or opened(url),
-    )
+    for module in ("opening", "check"):
+        monkeypatch.setattr(
+            f"jitkern.remote.{module}.opened",
+            lambda url: seen.append(config.current().remote_timeout) or opened(url),
+        )
     with config.using(remote_timeout=5):
         cli("remote", "push", "--unsigned")
         cli("remote", "check")

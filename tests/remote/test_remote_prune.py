@@ -14,7 +14,7 @@ from stocked import CPU, add, everything, stock
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.remote import layout, prune, publish
-from jitkern.remote.conditions import read_index
+from jitkern.remote.index import read_index
 
 HERE = f"{CPU}-linux_x86_64"
 DAY = 24 * 3600

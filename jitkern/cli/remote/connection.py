@@ -12,7 +12,7 @@ from jitkern.cli.parser import UsageError
 from jitkern.config import values
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote import layout
-from jitkern.remote.conditions import insist
+from jitkern.remote.patience import insist
 from jitkern.remote.store import Readable, Store, Unavailable
 from jitkern.target import Target
 
@@ -42,7 +42,7 @@ def url_of(named: str | None) -> str:
 def opened(url: str) -> Readable:
     """Return the store at a URL, whose requests may carry bundles. Raises JitkernError."""
     with config.using(remote_timeout=max(PATIENCE, config.current().remote_timeout)):
-        return remote.store.opened(url)
+        return remote.opening.opened(url)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.config import values
 from jitkern.errors import SettingError
-from jitkern.remote.conditions import insist, read_index
+from jitkern.remote.index import read_index
+from jitkern.remote.patience import insist
 from jitkern.remote.prune import Pruned
 from jitkern.remote.publish import KEEP
 from jitkern.remote.store import Listed, Readable, Store
