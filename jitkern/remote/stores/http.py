@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-import functools
 import http.client
-import io
 import os
+import socket
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from jitkern import config
@@ -32,7 +31,6 @@ from jitkern.remote.store import (
     shown,
 )
 
-CHUNK = 1 << 16
 REDIRECTS = 3
 MOST_TEXT = 64 << 10  # bytes of an answer that is an error
 MOST_KEPT = 4  # idle connections
@@ -100,64 +98,58 @@ class HttpStore:
         self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         """Return status, content and headers of an answer that redirects to nowhere else."""
-        deadline = time.monotonic() + self._longest
+        end = time.monotonic() + self._longest
         for _ in range(REDIRECTS + 1):
             with _told():
-                connection, answer = self._answered(verb, path, body, headers, deadline)
-                try:
-                    data = _read(answer, limit)
-                except BaseException:
-                    answer.close()
-                    connection.close()
-                    raise
-            self.builds = answer.headers.get(layout.BUILDS) == "1"
-            self._keep(connection, answer)
-            if answer.status not in (301, 302, 303, 307, 308):
-                return answer.status, data, answer.headers
-            target = urljoin(f"{self.url}/", answer.headers.get("Location") or "")
+                status, data, found = self._exchanged(verb, path, body, headers, limit, end)
+            self.builds = found.get(layout.BUILDS) == "1"
+            if status not in (301, 302, 303, 307, 308):
+                return status, data, found
+            target = urljoin(f"{self.url}/", found.get("Location") or "")
             if urlsplit(target)[:2] != (self._scheme, self._netloc) or verb != "GET":
                 raise Unavailable(f"it redirects to another place, {shown(target)!r:.120}")
             path = urlsplit(target).path
         raise Unavailable("it redirects without end")
 
-    def _answered(
-        self, verb: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Return an answer whose content is not read yet, and its connection."""
+    def _exchanged(
+        self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int,
+        end: float,
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:  # fmt: skip
+        """Return status, content and headers of one answer, by a connection that is then kept."""
+        while True:
+            connection, is_kept = self._taken()
+            began = is_whole = False
+            try:
+                if connection.sock is None:
+                    connection.connect()
+                # An answer begins at once, but for a build, which ends before it is answered.
+                connection.sock.settimeout(self._timeout if verb == "GET" else self._longest)
+                with _ended_at(end, connection.sock):
+                    headers = {**self._headers, **headers}
+                    connection.request(verb, self._prefix + path, body, headers)
+                    with connection.getresponse() as answer:
+                        began = True
+                        data = _read(answer, limit)
+                        is_whole = answer.isclosed() and not answer.will_close
+            except BaseException as e:
+                connection.close()
+                if is_kept and not began and isinstance(e, (OSError, http.client.HTTPException)):
+                    continue  # the server has closed it meanwhile
+                raise
+            if is_whole and len(self._idle) < MOST_KEPT:
+                self._idle.append(connection)
+            else:
+                connection.close()
+            return answer.status, data, answer.headers
+
+    def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
+        """Return a connection that no other thread has, and whether it was used before."""
         if self._process != os.getpid():  # the connections are the parent's
             self._process, self._idle = os.getpid(), []
-        while kept := self._kept():
-            try:
-                return kept, self._sent(kept, verb, path, body, headers, deadline)
-            except (OSError, http.client.HTTPException):  # the server has closed it meanwhile
-                kept.close()
-        new = self._connection()
         try:
-            return new, self._sent(new, verb, path, body, headers, deadline)
-        except BaseException:
-            new.close()
-            raise
-
-    def _kept(self) -> http.client.HTTPConnection | None:
-        """Return an idle connection that no other thread has taken, or None."""
-        try:
-            return self._idle.pop()
+            return self._idle.pop(), True
         except IndexError:
-            return None
-
-    def _sent(
-        self, connection: http.client.HTTPConnection, verb: str, path: str, body: bytes | None,
-        headers: dict[str, str], deadline: float,
-    ) -> http.client.HTTPResponse:  # fmt: skip
-        # An answer begins at once, but for a build, which ends before it is answered.
-        wait = self._timeout if verb == "GET" else self._longest
-        timed: Any = functools.partial(_Answer, wait=wait, deadline=deadline)
-        connection.response_class = timed
-        if connection.sock is None:
-            connection.connect()
-        connection.sock.settimeout(wait)
-        connection.request(verb, self._prefix + path, body, {**self._headers, **headers})
-        return connection.getresponse()
+            return self._connection(), False
 
     def _connection(self) -> http.client.HTTPConnection:
         """Return a new connection, through the proxy that the environment names, if any.
@@ -179,15 +171,6 @@ class HttpStore:
             self._headers.update(proxied)
         return connection
 
-    def _keep(
-        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
-    ) -> None:
-        answer.close()
-        if answer.will_close or len(self._idle) >= MOST_KEPT:
-            connection.close()
-        else:
-            self._idle.append(connection)
-
 
 def _connection(scheme: str, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
     if scheme == "https":
@@ -196,36 +179,24 @@ def _connection(scheme: str, host: str, port: int, timeout: float) -> http.clien
     return http.client.HTTPConnection(host, port, timeout=timeout)
 
 
-class _Answer(http.client.HTTPResponse):
-    """An answer that ends before a time (`time.monotonic`), or is left.
+@contextmanager
+def _ended_at(end: float, connection: socket.socket) -> Iterator[None]:
+    """End a connection that is still read at a time (`time.monotonic`).
 
-    Otherwise a server could have a thread of this process read heads or trailers for ever. wait:
-    most seconds until the next bytes.
+    Otherwise a server could have a thread of this process read heads or trailers for ever.
     """
 
-    def __init__(self, sock: Any, *args: Any, wait: float, deadline: float, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), wait, deadline))
+    def cut() -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS
 
-
-class _Timed(io.RawIOBase):
-    def __init__(self, sock: Any, file: Any, wait: float, deadline: float) -> None:
-        self._socket, self._file = sock, file
-        self._wait, self._deadline = wait, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("bytes still came when the time of the request was over")
-        self._socket.settimeout(min(self._wait, left))
-        return int(self._file.readinto(buffer))
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    timer = threading.Timer(max(0.0, end - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
@@ -233,25 +204,16 @@ def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
 
     It has at most `limit` bytes, or is the beginning of a text that says what went wrong.
     """
-    size = answer.length
-    wanted = answer.status == http.client.OK
+    size, wanted = answer.length, answer.status == http.client.OK
     if wanted and size is not None and size > limit:
         raise TooLarge(f"it has {size} bytes, over {limit}")
-    parts, got = [], 0
-    while got != size:
-        part = answer.read1(CHUNK)
-        if not part:
-            break
-        parts.append(part)
-        got += len(part)
-        if wanted and got > limit:
-            raise TooLarge(f"it has more than {limit} bytes")
-        if not wanted and got >= MOST_TEXT and got != size:
-            answer.will_close = True
-            return b"".join(parts)
-    if size is not None and got != size:
-        raise Unavailable(f"it was cut off after {got} of {size} bytes")
-    return b"".join(parts)
+    most = limit if wanted else MOST_TEXT
+    data = answer.read(most + 1 if size is None else min(size, most))
+    if wanted and len(data) > most:
+        raise TooLarge(f"it has more than {limit} bytes")
+    if size is not None and len(data) < min(size, most):
+        raise Unavailable(f"it was cut off after {len(data)} of {size} bytes")
+    return data[:most]
 
 
 @contextmanager
