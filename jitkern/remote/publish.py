@@ -25,7 +25,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, Index, update_index
 from jitkern.remote.patience import RETRIES, insist
-from jitkern.remote.store import Refused, Store, Unavailable
+from jitkern.remote.store import Listed, Refused, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
 FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
@@ -128,33 +128,23 @@ def _prepare(store: Store) -> None:
 
 
 def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[str, ...]) -> int:
-    """Push entries as objects of their own; return the bytes that were sent."""
+    """Push entries as objects of their own; return the bytes that were sent.
+
+    What no machine would take is replaced, so that nobody can occupy the name of an entry.
+    """
 
     def push_one(entry: Entry) -> int:
         data = packing.packed(cache, [entry])
         name = layout.entry_of(entry.path.parent.name, entry.path.name)
-        return len(data) if _healed(store, name, data, keys) else 0
+
+        def may_stay(_: Listed) -> bool:
+            found = insist(store.get, name, limit=packing.MAX_ENTRY)
+            return found is not None and (found.data == data or _is_good(found.data, name, keys))
+
+        return len(data) if _is_written(store, name, lambda: data, may_stay) else 0
 
     with ThreadPoolExecutor(WRITERS) as senders:
         return sum(senders.map(push_one, loose))
-
-
-def _healed(store: Store, name: str, data: bytes, keys: tuple[str, ...]) -> bool:
-    """Write the bundle of one entry unless a good one is there; return whether it was written.
-
-    What is not good is replaced, so that nobody can occupy the name of an entry with garbage.
-    """
-    for _ in range(RETRIES):
-        if insist(store.create, name, data):
-            return True
-        found = insist(store.get, name, limit=packing.MAX_ENTRY)
-        if found is None:
-            continue
-        if found.data == data or _is_good(found.data, name, keys):
-            return False
-        if insist(store.replace, name, data, found.tag):
-            return True
-    raise Unavailable(f"{name} is neither there nor can it be created")
 
 
 def _is_good(data: bytes, name: str, keys: tuple[str, ...]) -> bool:
@@ -178,11 +168,7 @@ def _push_bundles(
     made = tuple(bundle for bundle, _ in packed)
 
     def write_all() -> int:
-        return sum(
-            bundle.bytes
-            for bundle, path in packed
-            if _is_written(store, layout.bundle_of(machine, bundle.file), path)
-        )
+        return sum(_sent(store, machine, bundle, path) for bundle, path in packed)
 
     def change(old: Index | None) -> Index:
         nonlocal uploaded
@@ -200,25 +186,37 @@ def _push_bundles(
     return Pushed(machine, made, loose, uploaded, dropped)
 
 
-def _is_written(store: Store, name: str, path: Path) -> bool:
-    """Write a bundle that is not there, or that `prune` might take for old; return whether."""
+def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
+    """Write a bundle that is not there, or that `prune` might take for old; return bytes sent."""
+    name = layout.bundle_of(machine, bundle.file)
+
+    def may_stay(there: Listed) -> bool:
+        return there.bytes == bundle.bytes and time.time() - there.modified < FRESH
+
+    try:
+        return bundle.bytes if _is_written(store, name, path.read_bytes, may_stay) else 0
+    except Refused:
+        there = insist(store.stat, name)
+        if there and there.bytes == bundle.bytes:  # a policy lets nobody write a bundle again
+            return 0
+        raise
+
+
+def _is_written(
+    store: Store, name: str, read: Callable[[], bytes], may_stay: Callable[[Listed], bool]
+) -> bool:
+    """Write an object unless one is there that may stay; return whether it was written."""
     for _ in range(RETRIES):
         there = insist(store.stat, name)
         if there is None:
-            if insist(store.create, name, path.read_bytes()):
+            if insist(store.create, name, read()):
                 return True
-            continue
-        whole = there.bytes == path.stat().st_size
-        if whole and time.time() - there.modified < FRESH:
+        elif may_stay(there):
             return False
-        try:
+        else:
             found = insist(store.get, name, limit=packing.MAX_ENTRY)
-            if found and insist(store.replace, name, path.read_bytes(), found.tag):
+            if found and insist(store.replace, name, read(), found.tag):
                 return True
-        except Refused:
-            if whole:  # a policy allows nobody to write a bundle again
-                return False
-            raise
     raise Unavailable(f"{name} is neither there nor can it be created")
 
 
@@ -239,9 +237,7 @@ def probe(store: Store) -> str:
             return "it does not return the object that was just created"
         bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag
         won = _winners(lambda body: store.replace(name, body, found.tag), bodies)
-        if len(won) != 1:
-            return f"{len(won)} of {WRITERS} writers replaced the same version"
-        return ""
+        return "" if len(won) == 1 else f"{len(won)} of {WRITERS} writers replaced the same version"
     finally:
         with contextlib.suppress(Unavailable):
             store.delete(name)
@@ -252,17 +248,7 @@ def _winners(write: Callable[[bytes], bool], bodies: list[bytes]) -> list[bytes]
 
     Raises Unavailable where nobody knows: no writer won, and one of them got no answer.
     """
-
-    def attempt(body: bytes) -> bool | Unavailable:
-        try:
-            return write(body)
-        except Unavailable as e:
-            return e
-
     with ThreadPoolExecutor(WRITERS) as writers:
-        answers = [*writers.map(attempt, bodies)]
-    won = [body for body, answer in zip(bodies, answers) if answer is True]
-    for answer in answers:
-        if not won and isinstance(answer, Unavailable):
-            raise answer
-    return won
+        answers = [(body, writers.submit(write, body)) for body in bodies]
+    won = [body for body, answer in answers if not answer.exception() and answer.result()]
+    return won or [body for body, answer in answers if answer.result()]  # which raises
