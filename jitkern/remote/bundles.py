@@ -77,7 +77,8 @@ def _packed(
     suffix = ".tar.zst" if has_zstd() else ".tar"
     data = packing.packed(cache, entries, compressed=has_zstd())
     path = folder / f"{hashlib.sha256(data).hexdigest()}{suffix}"
-    path.write_bytes(data)
+    with packing.written(path) as file:
+        file.write(data)
     there = list(read(data))  # less than was chosen, if some was removed meanwhile
     digests = sorted({packed.name.rpartition("-")[2] for packed in there})
     version = _newest(package, (packed.manifest.package for packed in there))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         recorder as recorder,
         request as request,
         server as server,
-        shelf as shelf,
         workers as workers,
     )
 else:

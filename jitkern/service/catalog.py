@@ -6,9 +6,11 @@ come or gone. So an index names what exists, whatever is evicted meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -25,19 +27,54 @@ from jitkern.files.owned import Layer
 from jitkern.remote.bundles import grouped, packed
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.layout import machine_or_none
-from jitkern.service.shelf import Shelf
 
 REST = 1.0  # seconds for which an index is not compared with the cache again
 COSTS = 5  # times the seconds that packing took: the rest after it
+MOST_BYTES = 1 << 30  # of bundles that no index names; the least recently used go first
 _log = logging.getLogger(__name__)
 _machine_of = functools.lru_cache(maxsize=1024)(machine_or_none)  # of each entry, for each index
 
 
+class Shelf:
+    """Bundles in a directory. One that is open stays readable after its removal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def opened(self, name: str) -> BinaryIO | None:
+        """Return an open file, or None if it is not here."""
+        try:
+            file = (self.folder / name).open("rb")
+        except FileNotFoundError:
+            return None
+        os.utime(file.fileno())  # by which the least recently used is known
+        return file
+
+    def sweep(self, named: Collection[str]) -> None:
+        """Remove bundles that no index names, but for the newest, while they are too large."""
+        found: list[tuple[int, int, Path]] = []
+        for path in self.folder.iterdir():
+            if path.name.endswith((".tar", ".tar.zst")) and path.name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        left = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found)[:-1]:
+            if left <= MOST_BYTES:
+                break
+            left -= size
+            path.unlink(missing_ok=True)
+
+
 class _Known(NamedTuple):
-    """The index of a machine as it was made. due: when to look again, by the monotonic clock."""
+    """The index of a machine as it was made.
+
+    named: the files of its bundles. due: when to look again, by the monotonic clock.
+    """
 
     places: frozenset[Path]
     content: bytes
+    named: frozenset[str]
     due: float
 
 
@@ -88,12 +125,24 @@ class Catalog:
             return None
         try:
             self._sign([entry])
-            return self._shelf.made(
-                file, lambda path: cache_tools.pack(self._cache, [(None, entry)], path)
-            )
+            cache_tools.pack(self._cache, [(None, entry)], self._shelf.folder / file)
         except JitkernError as e:
             _log.warning("%s is not served: %s", entry.path, e)
             return None
+        opened = self._shelf.opened(file)
+        self.sweep()
+        return opened
+
+    def sweep(self) -> None:
+        """Bound the bytes of the bundles that no index names, unless an index is made just now."""
+        if self._packing.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._packing.release()
+
+    def _sweep(self) -> None:
+        self._shelf.sweep(frozenset[str]().union(*(k.named for k in [*self._known.values()])))
 
     def _sign(self, entries: Sequence[Entry]) -> None:
         if self._key:
@@ -109,15 +158,15 @@ class Catalog:
         paths = frozenset(path for _, path in places.values())
         known = self._known.get(machine)
         if not paths and known is None:
-            return Index(loose=False).encode()  # nothing is kept of a machine that has no entries
-        index = known.content if known else b""
+            return Index(loose=False).encode()  # nothing is kept of a machine without entries
         if known is None or paths != known.places:
             made = self._made(machine, places.values())
-            self._shelf.hold(machine, [bundle.file for bundle in made.bundles])
-            index = made.encode()
+            named = frozenset(bundle.file for bundle in made.bundles)
+            known = _Known(paths, made.encode(), named, 0)
         now = time.monotonic()
-        self._known[machine] = _Known(paths, index, now + max(REST, COSTS * (now - started)))
-        return index
+        self._known[machine] = known._replace(due=now + max(REST, COSTS * (now - started)))
+        self._sweep()
+        return known.content
 
     def _made(self, machine: str, places: Iterable[tuple[Layer, Path]]) -> Index:
         """Pack the entries at these places, and return the index of their bundles."""
@@ -134,7 +183,5 @@ class Catalog:
                 _log.warning("the bundles of %s are not served: %s", package, e)
                 loose = True
                 continue
-            for bundle, path in made:
-                self._shelf.add(path.name, machine)
-                bundles.append(bundle)
+            bundles += [bundle for bundle, _ in made]
         return Index(tuple(bundles), loose)

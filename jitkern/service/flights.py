@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import signal
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,14 +14,13 @@ from jitkern import config
 from jitkern._fork import after_fork
 from jitkern.prewarming.workers import PATIENCE
 from jitkern.service.build import Outcome
-from jitkern.service.metrics import Metrics
 from jitkern.service.request import Asked
-from jitkern.service.workers import Pool
+from jitkern.service.workers import Perform, Worker
 
 KEPT = 60.0  # seconds for which an outcome answers those who ask later
 MOST_KEPT = 1024
 _log = logging.getLogger(__name__)
-Landed = Callable[[Asked, Outcome], object]
+Landed = Callable[[Asked, Outcome, float], object]
 
 
 class Full(Exception):
@@ -35,34 +34,32 @@ class Draining(Exception):
 class Flights:
     """The builds that run and wait, and the outcomes of the last minute.
 
-    jobs: builds at once. waiting: the most builds that wait. landed: called after each build.
+    Making it forks the workers. perform: builds, in a worker. jobs: builds at once. waiting: the
+    most builds that wait. landed: called after each build with its seconds.
     """
 
-    def __init__(
-        self, pool: Pool, jobs: int, waiting: int, metrics: Metrics, landed: Landed
-    ) -> None:
-        self._pool = pool
+    def __init__(self, perform: Perform, jobs: int, waiting: int, landed: Landed) -> None:
         self._jobs = jobs
         self._most = waiting
-        self._metrics = metrics
         self._landed = landed
         self._longest = config.current().lock_timeout  # after which others would not wait either
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self._flights: OrderedDict[str, tuple[Future[Outcome], list[float]]] = OrderedDict()
-        self._waiting = self._running = 0
+        self._flights: dict[str, Future[Outcome]] = {}
+        self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
         self._draining = False
+        self._workers = [Worker(perform) for _ in range(jobs)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            worker.start()
+            self._idle.put(worker)
         self._threads = ThreadPoolExecutor(jobs, "jitkern build")
+        self.running = 0
 
     @property
     def waiting(self) -> int:
         """The number of builds that wait."""
-        return self._waiting
-
-    @property
-    def running(self) -> int:
-        """The number of builds that run."""
-        return self._running
+        return len(self._flights) - len(self._ended) - self.running
 
     def ask(self, asked: Asked) -> Future[Outcome]:
         """Return the build of what is asked for; one that runs, or ended a short time ago, if any.
@@ -70,30 +67,25 @@ class Flights:
         Raises Full and Draining.
         """
         with self._lock:
-            self._forget()
-            if known := self._flights.get(asked.id):
-                return known[0]
-            if self._draining:
-                raise Draining
-            if self._waiting >= self._most:
-                raise Full
-            self._waiting += 1
-            flight = self._threads.submit(self._fly, asked)
-            self._flights[asked.id] = flight, []
-        flight.add_done_callback(lambda _: self._note_end(asked))
-        return flight
+            self._forget_old()
+            if asked.id not in self._flights:
+                if self._draining:
+                    raise Draining
+                if self.waiting >= self._most:
+                    raise Full
+                self._flights[asked.id] = self._threads.submit(self._fly, asked)
+            return self._flights[asked.id]
 
     def find(self, id_: str) -> Future[Outcome] | None:
         """Return a build by the id of its request, or None if it ended long ago, or never began."""
         with self._lock:
-            self._forget()
-            known = self._flights.get(id_)
-            return known[0] if known else None
+            self._forget_old()
+            return self._flights.get(id_)
 
     def forget(self, id_: str) -> None:
         """Forget an outcome, so that who asks for the same has it built again."""
         with self._lock:
-            if id_ in self._flights and self._flights[id_][1]:
+            if self._ended.pop(id_, None) is not None:
                 del self._flights[id_]
 
     def drain(self, grace: float) -> None:
@@ -102,47 +94,47 @@ class Flights:
             self._draining = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + grace
-        while self._running and time.monotonic() < end:
+        while self.running and time.monotonic() < end:
             time.sleep(0.02)
-        if self._running:
-            _log.warning("%d builds did not end within %.0f s", self._running, grace)
-        while self._running:
+        if self.running:
+            _log.warning("%d builds did not end within %.0f s", self.running, grace)
+        while self.running:
             late = time.monotonic() > end + PATIENCE  # SIGTERM lets workers end their compilers
-            self._pool.kill(signal.SIGKILL if late else signal.SIGTERM)
+            for worker in self._workers:
+                worker.kill(signal.SIGKILL if late else signal.SIGTERM)
             time.sleep(0.1)
         self._threads.shutdown()
-        self._pool.close()
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, none of which has a task."""
+        for worker in self._workers:
+            worker.end(at_once=False)
 
     def _fly(self, asked: Asked) -> Outcome:
         with self._lock:
-            self._waiting -= 1
-            self._running += 1
-            jobs = max(1, self._jobs // self._running)
-        started = time.monotonic()
+            self.running += 1
+            jobs = max(1, self._jobs // self.running)
+        started, worker = time.monotonic(), self._idle.get()
+        is_kept = False
         try:
-            with self._pool.worker() as worker:
-                outcome = worker.ask(asked, jobs, seconds=self._longest)
-            self._metrics.built(outcome, time.monotonic() - started)
-            self._landed(asked, outcome)
+            outcome = worker.ask(asked, jobs, seconds=self._longest)
+            self._landed(asked, outcome, time.monotonic() - started)
+            is_kept = outcome.status < 500  # else a later attempt may have another
             return outcome
         finally:
+            self._idle.put(worker)
             with self._lock:
-                self._running -= 1
+                self.running -= 1
+                if is_kept:
+                    self._ended[asked.id] = time.monotonic()
+                else:
+                    del self._flights[asked.id]
 
-    def _note_end(self, asked: Asked) -> None:
-        """Keep the outcome for a while, unless a later attempt may have another."""
-        with self._lock:
-            flight, ends = self._flights[asked.id]
-            if flight.cancelled() or flight.exception() or flight.result().status >= 500:
-                del self._flights[asked.id]
-            else:
-                ends.append(time.monotonic())
-                self._flights.move_to_end(asked.id)
-
-    def _forget(self) -> None:
+    def _forget_old(self) -> None:
         """Forget outcomes that are old or too many."""
         old = time.monotonic() - KEPT
-        ended = [id_ for id_, (_, ends) in self._flights.items() if ends]
-        for number, id_ in enumerate(reversed(ended)):
-            if number >= MOST_KEPT or self._flights[id_][1][0] < old:
-                del self._flights[id_]
+        for id_ in [*self._ended]:
+            if self._ended[id_] >= old and len(self._ended) <= MOST_KEPT:
+                break
+            del self._ended[id_], self._flights[id_]

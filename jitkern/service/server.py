@@ -26,14 +26,12 @@ from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.service.build import Build, Outcome
-from jitkern.service.catalog import Catalog
+from jitkern.service.catalog import Catalog, Shelf
 from jitkern.service.flights import Flights
 from jitkern.service.handler import Handler
 from jitkern.service.metrics import Metrics
 from jitkern.service.recorder import Recorder
 from jitkern.service.request import Asked
-from jitkern.service.shelf import Shelf
-from jitkern.service.workers import Pool
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 64  # builds
@@ -99,10 +97,9 @@ class Server(ThreadingHTTPServer):
             undo.callback(self._folder.cleanup)
             self.shelf = Shelf(Path(self._folder.name))
             build = Build(self.ops, self.shelf.folder, options.key)
-            pool = Pool(options.jobs, build)
-            undo.callback(pool.close)
             self.catalog = Catalog(cache, names_of(ops), self.shelf, options.key)
-            self.flights = Flights(pool, options.jobs, MOST_WAITING, self.metrics, self._landed)
+            self.flights = Flights(build, options.jobs, MOST_WAITING, self._landed)
+            undo.callback(self.flights.close)
             self.metrics.watch(
                 lambda: len(self._answering),
                 lambda: self.flights.running,
@@ -182,10 +179,11 @@ class Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
         self._folder.cleanup()
 
-    def _landed(self, asked: Asked, outcome: Outcome) -> None:
-        """Keep the bundle of a build, write its call down, and publish it."""
+    def _landed(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
+        """Count a build, make room for its bundle, write its call down, and publish it."""
+        self.metrics.built(outcome, seconds)
         if outcome.bundle:
-            self.shelf.add(outcome.bundle)
+            self.catalog.sweep()
         if self._record:
             self._record.note(asked, outcome)
         if outcome.built:

@@ -10,10 +10,9 @@ import contextlib
 import contextvars
 import logging
 import os
-import queue
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -78,36 +77,6 @@ class Worker:
         how = ended(process, PATIENCE)
         connection.close()
         return how
-
-
-class Pool:
-    """Workers, each for one thread at a time."""
-
-    def __init__(self, count: int, perform: Perform) -> None:
-        self._workers = [Worker(perform) for _ in range(count)]
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            worker.start()
-            self._idle.put(worker)
-
-    @contextlib.contextmanager
-    def worker(self) -> Iterator[Worker]:
-        """Yield a worker that no other thread has."""
-        worker = self._idle.get()
-        try:
-            yield worker
-        finally:
-            self._idle.put(worker)
-
-    def kill(self, number: signal.Signals) -> None:
-        """Have all workers end, in the middle of their tasks."""
-        for worker in self._workers:
-            worker.kill(number)
-
-    def close(self) -> None:
-        """End the workers, none of which has a task."""
-        for worker in self._workers:
-            worker.end(at_once=False)
 
 
 def _work(perform: Perform, connection: Connection, _: Connection, parent: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 import threading
 
@@ -18,7 +19,7 @@ from jitkern.cache_tools.signing import keygen
 from jitkern.files import signature
 from jitkern.remote import layout
 from jitkern.remote.index import Index
-from jitkern.service import catalog, shelf
+from jitkern.service import catalog
 
 INDEX = f"/v1/{MACHINE}/index.json"
 
@@ -264,16 +265,30 @@ def test_an_index_is_whole_while_entries_come(serve):
     assert sum(len(bundle.entries) for bundle in indexed(Client(url)).bundles) > 12
 
 
-def test_files_that_no_index_names_are_bounded(tmp_path):
-    files = shelf.Shelf(tmp_path, most=100)
+def test_files_that_no_index_names_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "MOST_BYTES", 100)
+    files = catalog.Shelf(tmp_path)
+
+    def there():
+        return sorted(path.name for path in tmp_path.glob("*.tar"))
+
+    def add(number, size):
+        (tmp_path / f"{number}.tar").write_bytes(bytes(size))
+        os.utime(tmp_path / f"{number}.tar", (number, number))
+
     for number in range(8):
-        (tmp_path / f"{number}").write_bytes(bytes(40))
-        files.add(f"{number}", "index" if number == 1 else "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "6", "7"]
-    with files.opened("6") as kept:
-        (tmp_path / "8").write_bytes(bytes(90))
-        files.add("8")
+        add(number, 40)
+        files.sweep(["1.tar"])
+    assert there() == ["1.tar", "6.tar", "7.tar"]
+    with files.opened("6.tar") as kept:  # so it is no longer the one that goes first
+        add(8, 40)
+        files.sweep(["1.tar"])
+        assert there() == ["1.tar", "6.tar", "8.tar"]
+        add(9, 9000)
+        os.utime(tmp_path / "9.tar")
+        files.sweep(["1.tar"])
         assert kept.read() == bytes(40)  # who reads a file reads it to its end
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "8"]
-    files.hold("index", [])
-    assert files.opened("1") is None
+    assert there() == ["1.tar", "9.tar"]
+    add(10, 90)
+    files.sweep([])
+    assert there() == ["9.tar"] and files.opened("1.tar") is None

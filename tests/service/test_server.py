@@ -176,7 +176,6 @@ def test_who_reads_slowly_is_left(serve, monkeypatch):
     monkeypatch.setattr(connection, "SLOWEST", 1e12)
     server = serve()
     (server.shelf.folder / "large.tar").write_bytes(bytes(64 << 20))
-    server.shelf.add("large.tar")
 
     def entry(*_):
         monkeypatch.setattr(connection, "READING", 0.2)  # the request itself was read
@@ -307,7 +306,7 @@ def test_a_server_changes_no_setting_of_its_process(serve):
 
 def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
     server = gated(jobs=1)
-    server.flights._pool._workers[0].end()
+    server.flights._workers[0].end()
 
     def refuse(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -336,8 +335,8 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
         assert client.get("/healthz").status == 200
-    server.flights._pool._workers[0].end()  # the next one is forked while clients are connected
-    server.flights._pool._workers[1].end()
+    server.flights._workers[0].end()  # the next one is forked while clients are connected
+    server.flights._workers[1].end()
     found = clients[0].build(VEC_ADD).json["reason"].split()
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
 
