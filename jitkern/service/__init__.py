@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jitkern.service import (
         build as build,
         catalog as catalog,
-        connection as connection,
         flights as flights,
         handler as handler,
         metrics as metrics,

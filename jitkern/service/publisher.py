@@ -45,16 +45,17 @@ class Publisher:
         self._thread.join(LAST)
 
     def _run(self) -> None:
-        failed: set[str] = set()
+        left: set[str] = set()
         last = False
         while not last:
-            machines = {self._machines.get()} | failed
+            left.add(self._machines.get())
             self._closing.wait(self._rest)
             while not self._machines.empty():
-                machines.add(self._machines.get())
-            last = "" in machines  # behind all others: whoever closes while this pushes is heard
-            machines.discard("")
-            failed = set() if not machines or self._is_pushed(sorted(machines)) else machines
+                left.add(self._machines.get())
+            last = "" in left  # behind all others: whoever closes while this pushes is heard
+            left.discard("")
+            if left and self._is_pushed(sorted(left)):
+                left.clear()
 
     def _is_pushed(self, machines: Sequence[str]) -> bool:
         try:

@@ -10,7 +10,7 @@ from clients import Client, Gate
 from helpers import LONGEST
 
 import jitkern.ops
-from jitkern.service import connection, flights, publisher, server as room
+from jitkern.service import flights, handler, publisher, server as room
 from jitkern.service.server import Options, Server
 
 
@@ -18,7 +18,7 @@ from jitkern.service.server import Options, Server
 def patient(monkeypatch) -> None:
     """No deadline of the service comes, unless a test sets it: this machine may be busy."""
     for holder, name in (
-        (Server, "patience"), (room, "LAST"), (connection, "IDLE"), (connection, "READING"),
+        (Server, "patience"), (room, "LAST"), (handler, "IDLE"), (handler, "READING"),
         (flights, "KEPT"), (flights, "PATIENCE"), (publisher, "LAST"),
     ):  # fmt: skip
         monkeypatch.setattr(holder, name, 600.0)

@@ -18,7 +18,7 @@ from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.store import Unavailable
-from jitkern.service import connection, flights, recorder, server as room, workers
+from jitkern.service import flights, handler, recorder, server as room, workers
 from jitkern.service.publisher import Publisher
 
 
@@ -145,8 +145,8 @@ def test_who_waits_to_be_told_to_send_a_body_is_told(serve):
     "begin", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: "]
 )
 def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
-    monkeypatch.setattr(connection, "IDLE", 0.2)
-    monkeypatch.setattr(connection, "READING", 0.3)
+    monkeypatch.setattr(handler, "IDLE", 0.2)
+    monkeypatch.setattr(handler, "READING", 0.3)
     server = serve()
     with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
         client.sendall(begin)
@@ -166,19 +166,19 @@ def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
-    monkeypatch.setattr(connection, "READING", 0.2)
+    monkeypatch.setattr(handler, "READING", 0.2)
     data = b"POST /v1/build HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc"
     assert raw(serve(), data) == b""
 
 
 @pytest.mark.long
 def test_who_reads_slowly_is_left(serve, monkeypatch):
-    monkeypatch.setattr(connection, "SLOWEST", 1e12)
+    monkeypatch.setattr(handler, "SLOWEST", 1e12)
     server = serve()
     (server.shelf.folder / "large.tar").write_bytes(bytes(64 << 20))
 
     def entry(*_):
-        monkeypatch.setattr(connection, "READING", 0.2)  # the request itself was read
+        monkeypatch.setattr(handler, "READING", 0.2)  # the request itself was read
         return server.shelf.opened("large.tar")
 
     server.catalog.entry = entry
