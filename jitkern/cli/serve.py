@@ -8,10 +8,11 @@ SIGTERM and Ctrl-C let builds end, and then end the service.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jitkern import config, jit, service
@@ -68,16 +69,18 @@ def run(args: argparse.Namespace) -> int:
     push = _pusher(args.push, ops, args.key) if args.push else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
     publisher = service.publisher.Publisher(push) if push else None
-    options = service.server.Options(
-        args.listen, args.jobs or parallelism.limit(), args.key, args.record, token,
-        _show if args.level > 0 else _ignore, publisher.note if publisher else _ignore,
-    )  # fmt: skip
+    jobs = args.jobs or parallelism.limit()
     try:
-        server = _opened(ops, options)
+        with _binding(args.listen):
+            server = service.server.Server(
+                ops, args.listen, jobs=jobs, key=args.key, record=args.record, token=token,
+                tell=_show if args.level > 0 else _ignore,
+                built=publisher.note if publisher else _ignore,
+            )  # fmt: skip
         thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
         thread.start()
         try:
-            _announce(server, ops, options, quiet=args.level < 0)
+            _announce(server, args, jobs)
             got = signal.sigwait(_SIGNALS)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a second signal ends at once
@@ -98,38 +101,33 @@ def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence
         return service.publisher.pusher(jit.open_cache(), names, store, key)
 
 
-def _opened(ops: Sequence[Op], options: service.server.Options) -> service.server.Server:
+@contextlib.contextmanager
+def _binding(address: tuple[str, int]) -> Iterator[None]:
+    """Raise JitkernError where the block cannot listen on an address."""
     try:
-        return service.server.Server(ops, options)
+        yield
     except OSError as e:
-        host, port = options.address
+        host, port = address
         raise JitkernError(
             f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by --listen"
         ) from e
 
 
-def _announce(
-    server: service.server.Server,
-    ops: Sequence[Op],
-    options: service.server.Options,
-    *,
-    quiet: bool,
-) -> None:
-    names = ", ".join(op.name for op in ops)
+def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int) -> None:
     print(
-        f"serving {counted(len(ops), 'op')} at {server.url}, out of {config.current().cache_dir}, "
-        f"{counted(options.jobs, 'build')} at once: {names}",
+        f"serving {counted(len(server.ops), 'op')} at {server.url}, out of "
+        f"{config.current().cache_dir}, {counted(jobs, 'build')} at once: {', '.join(server.ops)}",
         flush=True,
     )
-    if quiet:
+    if args.level < 0:
         return
-    if not options.key:
+    if not args.key:
         say(
             "entries are not signed: machines use them only if `trusted_remotes` in their settings "
             "file names this service; --key FILE signs them",
             code=YELLOW,
         )
-    if not options.token and not is_loopback(server.url):
+    if not server.token and not is_loopback(server.url):
         say(
             f"whoever reaches {server.url} can read the entries and have the ops built: "
             "--token-file FILE asks for a token",

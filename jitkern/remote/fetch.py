@@ -121,10 +121,6 @@ class _Read(NamedTuple):
     builds: bool
     at: float
 
-    @property
-    def is_fresh(self) -> bool:
-        return time.monotonic() - self.at < FRESH
-
 
 class Remote:
     """A remote in this process: what it has said, and whether it is asked."""
@@ -211,7 +207,7 @@ class Remote:
             raise Unavailable("another thread still waits for its index")
         try:
             read = self._indexes.get(machine)
-            if read is None or not read.is_fresh:
+            if read is None or time.monotonic() - read.at >= FRESH:
                 read = self._indexes[machine] = self._read_index(machine, read, patience)
             return read
         finally:

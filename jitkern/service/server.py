@@ -23,7 +23,6 @@ from typing import Any
 from jitkern import config, jit
 from jitkern._fork import after_fork
 from jitkern.cache_tools.listing import OF_ALL_OPS
-from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.service.build import Build, Outcome
 from jitkern.service.catalog import Catalog, Shelf
@@ -45,28 +44,14 @@ _BUSY = (
 )
 
 
-class Options(NamedTuple):
-    """How to serve.
-
-    address: host and port. jobs: builds at once. key: the private key that signs entries. record:
-    the file that calls are appended to. token: what clients must show, or b"". tell: takes a line
-    for each request. built: called with the machines of new entries after each build.
-    """
-
-    address: tuple[str, int]
-    jobs: int = 1
-    key: Path | None = None
-    record: Path | None = None
-    token: bytes = b""
-    tell: Callable[[str], object] = lambda _: None
-    built: Callable[[Sequence[str]], object] = lambda _: None
-
-
 class Server(ThreadingHTTPServer):
-    """A server of ops, which its packages declare: `with Server(ops, options) as server`.
+    """A server of ops, which its packages declare.
 
-    Making it binds its address and starts its workers. Raises OSError for an address that cannot
-    be bound, SettingError, and CacheError for an unusable cache.
+    Making it binds its address and starts its workers. address: host and port. jobs: builds at
+    once. key: the private key that signs entries. record: the file that calls are appended to.
+    token: what clients must show, or b"". tell: takes a line for each request. built: called with
+    the machines of new entries after each build. Raises OSError for an address that cannot be
+    bound, SettingError, and CacheError for an unusable cache.
     """
 
     daemon_threads = True
@@ -74,31 +59,42 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 1024
     patience = PATIENCE
 
-    def __init__(self, ops: Sequence[Op], options: Options) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        address: tuple[str, int],
+        *,
+        jobs: int = 1,
+        key: Path | None = None,
+        record: Path | None = None,
+        token: bytes = b"",
+        tell: Callable[[str], object] = lambda _: None,
+        built: Callable[[Sequence[str]], object] = lambda _: None,
+    ) -> None:
         self.ops: Mapping[str, Op] = {op.name: op for op in ops}
         self.modules = {op.name: op.module for op in ops}
-        self.token = options.token
-        self.tell = options.tell
+        self.token = token
+        self.tell = tell
         self.draining = False
-        self._built = options.built
+        self._built = built
         self._open: set[socket.socket] = set()  # connections
         self._answering: set[socket.socket] = set()  # those among them with a request
         self._lock = threading.Lock()
         after_fork(self._lock)
         self.metrics = Metrics()
-        if ":" in options.address[0]:
+        if ":" in address[0]:
             self.address_family = socket.AF_INET6
         with config.using(fallback="raise"), contextlib.ExitStack() as undo:
             cache = jit.open_cache()
-            self._record = Recorder(options.record) if options.record else None
-            super().__init__(options.address, Handler)
+            self._record = Recorder(record) if record else None
+            super().__init__(address, Handler)
             undo.callback(self.server_close)
             self._folder = tempfile.TemporaryDirectory(prefix="jitkern-serve-")
             undo.callback(self._folder.cleanup)
             self.shelf = Shelf(Path(self._folder.name))
-            build = Build(self.ops, self.shelf.folder, options.key)
-            self.catalog = Catalog(cache, names_of(ops), self.shelf, options.key)
-            self.flights = Flights(build, options.jobs, MOST_WAITING, self._landed)
+            build = Build(self.ops, self.shelf.folder, key)
+            self.catalog = Catalog(cache, names_of(ops), self.shelf, key)
+            self.flights = Flights(build, jobs, MOST_WAITING, self._landed)
             undo.callback(self.flights.close)
             self.metrics.watch(
                 lambda: len(self._answering),

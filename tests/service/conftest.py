@@ -11,7 +11,7 @@ from helpers import LONGEST
 
 import jitkern.ops
 from jitkern.service import flights, handler, publisher, server as room
-from jitkern.service.server import Options, Server
+from jitkern.service.server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def serve(patient) -> Iterator[Callable[..., Server]]:
 
     def start(*ops, **options) -> Server:
         chosen = ops or (jitkern.ops.vec_add,)
-        server = Server(chosen, Options(("127.0.0.1", 0), **options))
+        server = Server(chosen, ("127.0.0.1", 0), **options)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         running.append((server, thread))
