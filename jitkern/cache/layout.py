@@ -6,8 +6,7 @@
     <root>/v1/bad/             quarantine, and the logs of failed builds
     <root>/v1/trash/           entries that were removed a moment ago
     <root>/v1/pruned           its time is that of the last look for what to evict
-    <root>/v1/prewarm/         see prewarming.records
-    <root>/receipts, <root>/v1/{pins,plans,stats,remote,prune.json}    of earlier versions
+    <root>/receipts, <root>/v1/{pins,plans,prewarm,stats,remote,prune.json}    of earlier versions
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also

@@ -18,7 +18,7 @@ from jitkern import config
 from jitkern.cache_tools import check
 
 if TYPE_CHECKING:
-    from jitkern.prewarming.builder import Step
+    from jitkern.prewarming.tasks import Step
 
 human_bytes: Callable[[float], str] = check.human_bytes
 human_age: Callable[[float], str] = check.human_age

@@ -8,15 +8,12 @@ from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.prewarming import (
-        agenda as agenda,
         ahead as ahead,
         api as api,
         builder as builder,
         engines as engines,
-        fleet as fleet,
-        identity as identity,
         parts as parts,
-        records as records,
+        pool as pool,
         shards as shards,
         tasks as tasks,
         wanted as wanted,

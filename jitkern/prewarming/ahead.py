@@ -12,8 +12,9 @@ from jitkern.cache.entry import Entry
 from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
-from jitkern.launch.call import Call, every_expansion
+from jitkern.launch.call import Call, every_expansion, variant_of
 from jitkern.launch.devices import Launcher
+from jitkern.launch.geometry import Compiled
 from jitkern.launch.runner import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -21,10 +22,25 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.records import Class, entry_of, keep
-from jitkern.source.kinds import ITSELF, Source
+from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace import trace
 from jitkern.trace.recorder import described
+
+
+class _Known(CachedKernels):
+    """Kernels of the cache, each of which is looked up once, however many calls need it."""
+
+    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
+        super().__init__(op, source, target, model)
+        self._compiled: dict[Variant, Compiled] = {}
+
+    def compiled(self, call: Call) -> Compiled:
+        """Return the variant that a call needs, without loading it. Raises NotCached."""
+        variant, _ = variant_of(self.op, self.source, call, self.where)
+        if variant not in self._compiled:
+            self._compiled[variant] = super().compiled(call)
+        return self._compiled[variant]
 
 
 class Traced(NamedTuple):
@@ -44,7 +60,7 @@ def refused_by(
     """
     if source.runs == ITSELF:
         return []
-    kernels = CachedKernels(op.name, source, target)
+    kernels = _Known(op.name, source, target)
 
     def check(call: Call) -> None:
         for expansion in every_expansion(op.name, source, call):
@@ -80,21 +96,21 @@ def traces_of(
         return [], [f"its schema has types that only Python passes: {op.schema}"]
     traces: dict[tuple[Any, ...], Traced] = {}
     reasons: dict[str, None] = {}
-    models = _models(op, source, target)
+    known = [_Known(op.name, source, target, model) for model in _models(op, source, target)]
     for call in calls:
         refused = []
-        for model in models:
+        for kernels in known:
             try:
-                one = _traced(op, source, target, model, call)
+                one = _traced(op, source, target, kernels, call)
             except Unsupported as e:
                 refused.append(str(e))
             except NotCached:
                 continue  # its kernel failed to build, or was not built yet
             else:
-                kernels = tuple(kernel.reference for kernel in one.trace.kernels)
-                key = one.trace.program, kernels, class_of(one.args), one.trace.model
+                references = tuple(kernel.reference for kernel in one.trace.kernels)
+                key = one.trace.program, references, class_of(one.args), one.trace.model
                 traces[key] = one
-        if len(refused) == len(models):
+        if len(refused) == len(known):
             reasons[refused[0]] = None
     return list(traces.values()), list(reasons)
 
@@ -106,12 +122,13 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
 
-def _traced(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Traced:
+def _traced(
+    op: Op, source: Source, target: Target, kernels: CachedKernels, call: tuple[Any, ...]
+) -> Traced:
     """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = described(op.signature.in_order(args, kwargs))
     function, _, _, device = _launcher(op, source, target)
-    kernels = CachedKernels(op.name, source, target, model)
     keywords = frozenset(kwargs)
     return Traced(
         trace.trace(op.signature, function, descriptions, keywords, device, kernels), descriptions

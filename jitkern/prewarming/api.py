@@ -12,15 +12,15 @@ from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, SettingError
 from jitkern.op.all_ops import all_ops, ops_named
 from jitkern.op.op import Op
-from jitkern.prewarming.builder import Builder, Step
+from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.shards import announced, shard_of
-from jitkern.prewarming.tasks import Group, Result
+from jitkern.prewarming.tasks import Group, Result, Step
 from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
 from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
 
 if TYPE_CHECKING:
-    from jitkern.prewarming.fleet import Executor
+    from jitkern.prewarming.parts import Executor
 
 
 @config.trimmed
@@ -71,26 +71,21 @@ def prewarm(
         recorded = read_recording(path)
         _check_declared(path, {call.op: call.module for call in recorded})
         chosen = recorded_calls([wanted.op for wanted in chosen], recorded, path)
-    unmatched = _unmatched(chosen, parsed)
-    lacking = None
+    rest = [*_unmatched(chosen, parsed), *_without_calls(chosen, parsed)]
     if shard[1] > 1:
-        lacking = _without_calls(chosen, parsed, set())
         chosen = shard_of(chosen, *shard)
-    groups = groups_of(chosen, parsed)
     # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
         tell = progress or (lambda _: None)
-        builder = (
-            prewarming.fleet.Fleet(
+        workers = None
+        if executor:
+            workers = prewarming.parts.Workers(
                 executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
             )
-            if executor
-            else Builder(parallelism.limit(), tell, keep_going=keep_going, refresh=refresh)
+        builder = Builder(
+            parallelism.limit(), tell, workers=workers, keep_going=keep_going, refresh=refresh
         )
-        results = builder.build(groups)
-    if lacking is None:
-        lacking = _without_calls(chosen, parsed, builder.found)
-    return [*results, *unmatched, *lacking]
+        return [*builder.build(groups_of(chosen, parsed)), *rest]
 
 
 def groups_of(chosen: Iterable[Wanted], targets: Sequence[Target]) -> list[Group]:
@@ -128,17 +123,14 @@ def _check_declared(path: Path, modules: dict[str, str]) -> None:
             )
 
 
-def _without_calls(
-    chosen: Iterable[Wanted], targets: Iterable[Target], known: set[Group]
-) -> list[Result]:
-    """Return a Result for each op without known calls; known: the groups that records cover."""
-    ready = {(group.op.name, group.target.device) for group in known}
+def _without_calls(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Result]:
+    """Return a Result for each op without known calls."""
     lacking = []
     for wanted in chosen:
         op = wanted.op
         for device in dict.fromkeys(target.device for target in targets):
             kernels = [s for s in op.sources.get(device, ()) if s.runs != ITSELF]
-            if not kernels or wanted.calls is not None or (op.name, device) in ready:
+            if not kernels or wanted.calls is not None:
                 continue
             if wanted.of(kernels[0], device):
                 continue

@@ -1,92 +1,262 @@
-"""A part of a prewarm as another process does it: groups go there, and their entries come back.
+"""Compile kernels in the workers of an executor, which may be other machines.
 
-The process may be on another machine. It imports the packages of the ops by name, builds into a
-cache of its own, and returns what it built as the bytes of a bundle, so it needs no right to write
-anywhere.
+What the cache lacks is dealt out in parts. A worker imports the packages of the ops by name, builds
+into a cache of its own, and returns what it built as the bytes of a bundle, so it needs no right to
+write anywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import io
-import json
-import pickle
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, Protocol
 
 from jitkern import config, jit
-from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, explain
-from jitkern.calls.record import meta_tensor
-from jitkern.calls.samples import Sample
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, JitkernError
+from jitkern.jit import announcement
+from jitkern.op import recorder
 from jitkern.op.all_ops import OPS
-from jitkern.prewarming.builder import Builder
-from jitkern.prewarming.identity import code_of_jitkern
-from jitkern.prewarming.records import Known, identity_of
-from jitkern.prewarming.tasks import Group, Result, entries_of
-from jitkern.prewarming.wanted import Wanted
+from jitkern.prewarming import pool
+from jitkern.prewarming.tasks import NOT_TRIED, Kernel, Result, Step, compilers_of, entries_of
+from jitkern.runtime import binding, own_code
+from jitkern.source.defining_file import unit_of
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
+PARTS_OF_A_WORKER = 4  # so that a worker with short builds takes over from one with long builds
+_WORKERS = 4  # of an executor that does not tell
+_PAUSE = 0.05  # seconds between two looks at what the workers have done
+_SENT = ("compile", "compiler")  # the settings that workers take over
+_OF_ALL_OPS = {binding.OP: binding.variant, recorder.NAME: recorder.variant}
 
-class Share(NamedTuple):
-    """A group and some of its calls, by names that each process with the package knows.
 
-    module: the module that declares the op. folder: the directory of its package, for a process
-    that does not find the package on its module path; "" if unknown.
-    place: the position of the source among those of the device.
-    identity: what decides the keys of the entries, as `keys_of` returns it.
-    node: see `Wanted`.
+class Job(Protocol):
+    """A part in the hands of an engine: a Future, or what submitit returns."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Any: ...
+    def cancel(self) -> object: ...
+
+
+class Executor(Protocol):
+    """An engine, as `concurrent.futures` and submitit have it."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Job: ...
+
+
+class Order(NamedTuple):
+    """A kernel to compile, by names that each process with the op's package knows.
+
+    module: the module that declares the op; "" for what all ops need. folder: the directory of its
+    package, for a process that does not find the package on its module path; "" if unknown.
+    kind: of its source. named: the fields of the variant that follow its source. inputs: those of
+    its key.
     """
 
     op: str
     module: str
     folder: str
-    device: str
-    place: int
+    kind: str
+    named: tuple[Any, ...]
+    inputs: dict[str, Any]
     target: str
-    calls: Sequence[Sample]
-    identity: dict[str, Any]
-    node: bool
+    place: str
+    optional: bool
 
 
 class Part(NamedTuple):
-    """A part of a prewarm, with all that the process needs which does it.
+    """A part of a prewarm. settings: to build under. code: the digest of jitkern's code."""
 
-    shares: a list of Share, pickled by `packed`. given: the bytes of a bundle of entries that are
-    there already, or b"". settings: settings to build under. code: the digest of jitkern's files.
-    """
-
-    shares: bytes
-    given: bytes
+    orders: Sequence[Order]
     settings: dict[str, Any]
     keep_going: bool
     code: str
 
 
 class Outcome(NamedTuple):
-    """The outcome of a part.
+    """The outcome of a part: a result for each order, and a bundle of their entries, as bytes.
 
-    bundle: the bytes of a bundle of the entries that it was not given, or b"" if there are none.
-    known: the results for each share. problem: why nothing was done, or "".
+    problem: why nothing was done, or "".
     """
 
     host: str
     seconds: float
     bundle: bytes = b""
-    known: Sequence[Known] = ()
+    results: Sequence[Result] = ()
     problem: str = ""
+
+
+class Workers:
+    """Compiles kernels in the workers of an executor.
+
+    parts: how many to make, 0 for a default. jobs: builds at once in each part.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        progress: Callable[[Step], object],
+        *,
+        parts: int = 0,
+        jobs: int = 1,
+        keep_going: bool = False,
+    ) -> None:
+        self._executor = executor
+        self._progress = progress
+        self._parts = parts
+        self._settings = {name: getattr(config.current(), name) for name in _SENT}
+        self._settings["jobs"] = jobs
+        self._keep_going = keep_going
+        self._cache = jit.open_cache()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Begin no more builds, and cancel the parts that are not done."""
+        self._stopped = True
+
+    def built(self, kernels: Sequence[Kernel]) -> Generator[tuple[Kernel, Result], None, None]:
+        """Yield each kernel with its result. No worker gets what the cache has."""
+        missing = []
+        for kernel in kernels:
+            if found := kernel.found():
+                yield kernel, found
+            else:
+                missing.append(kernel)
+        if not missing:
+            return
+        most = self._parts or PARTS_OF_A_WORKER * _workers_of(self._executor)
+        count = min(most, len(missing))
+        dealt = [missing[number::count] for number in range(count)]
+        self._remark(f"{count} parts are with the workers")
+        for number, outcome in self._outcomes([self._part(kernels) for kernels in dealt]):
+            results = self._taken(dealt[number], outcome)
+            what = f"part {number + 1} of {count}"
+            if isinstance(outcome, Outcome):
+                what += f" on {outcome.host} in {outcome.seconds:.1f} s"
+            statuses = Counter(result.status for result in results)
+            self._remark(f"{what}: {', '.join(f'{n} {status}' for status, n in statuses.items())}")
+            yield from zip(dealt[number], results)
+
+    def _part(self, kernels: Sequence[Kernel]) -> Part:
+        orders = [_order(kernel) for kernel in kernels]
+        return Part(orders, self._settings, self._keep_going, own_code.digest())
+
+    def _outcomes(self, parts: Sequence[Part]) -> Iterator[tuple[int, Outcome | str]]:
+        """Yield the number of each part with its outcome, or with the reason for having none.
+
+        An engine retries what a dead worker had begun; submitit does not, so it is asked once more.
+        """
+        again: set[int] = set()
+        cancelled = False
+        with getattr(self._executor, "batch", contextlib.nullcontext)():  # of submitit: one array
+            jobs = [*enumerate(self._executor.submit(perform, part) for part in parts)]
+        try:
+            while jobs:
+                left = []
+                if self._stopped and not cancelled:
+                    cancelled = True
+                    _cancel(jobs)
+                for number, job in jobs:
+                    if not job.done():
+                        left.append((number, job))
+                        continue
+                    outcome = _outcome_of(job)
+                    lost = isinstance(outcome, str) and not isinstance(job, Future)
+                    if lost and cancelled:
+                        yield number, NOT_TRIED
+                    elif lost and number not in again:
+                        again.add(number)
+                        left.append((number, self._executor.submit(perform, parts[number])))
+                    else:
+                        yield number, outcome
+                if len(left) == len(jobs):
+                    time.sleep(_PAUSE)
+                jobs = left
+        finally:
+            _cancel(jobs)
+
+    def _taken(self, kernels: Sequence[Kernel], outcome: Outcome | str) -> list[Result]:
+        """Bring the entries of a part into the cache; returns the results for its kernels."""
+        reason = outcome if isinstance(outcome, str) else outcome.problem
+        if isinstance(outcome, Outcome) and not reason and len(outcome.results) != len(kernels):
+            reason = f"its worker has results for {len(outcome.results)} of {len(kernels)} kernels"
+        if isinstance(outcome, Outcome) and not reason:
+            try:
+                # No signature is asked for: whose results are believed is trusted.
+                if outcome.bundle:
+                    bundle.adopt(self._cache, io.BytesIO(outcome.bundle), compressed=False)
+                return [*map(_here, kernels, outcome.results)]
+            except BundleError as e:
+                reason = f"the bundle of its part is refused: {e}"
+        if reason == NOT_TRIED:
+            return [kernel.result("skipped", reason=reason) for kernel in kernels]
+        return [kernel.failed(reason) for kernel in kernels]
+
+    def _remark(self, text: str) -> None:
+        self._progress(Step(0, 0, text, finished=False))
+
+
+def _here(kernel: Kernel, result: Result) -> Result:
+    """Return a worker's result as one of this cache."""
+    if not result.path:
+        return result
+    if found := kernel.found():
+        return result._replace(path=found.path)
+    return kernel.failed("its entry is not in the bundle of its part")
+
+
+def _workers_of(executor: Executor) -> int:
+    """Return how many parts an executor does at once, as far as it tells."""
+    told = (getattr(executor, name, None) for name in ("workers", "_max_workers"))
+    return next((count for count in told if isinstance(count, int) and count > 0), _WORKERS)
+
+
+def _cancel(jobs: Sequence[tuple[int, Job]]) -> None:
+    for _, job in jobs:
+        job.cancel()
+
+
+def _outcome_of(job: Job) -> Outcome | str:
+    """Return the outcome of a job that is done, or the reason for having none."""
+    try:
+        outcome = job.result()
+    except CancelledError:
+        return NOT_TRIED
+    except Exception as e:  # noqa: BLE001  whatever an engine raises
+        return f"the worker of its part failed: {type(e).__name__}: {e}"
+    if not isinstance(outcome, Outcome):
+        return f"the worker of its part returned {outcome!r:.80}"
+    return outcome
+
+
+def _order(kernel: Kernel) -> Order:
+    """Return a kernel by names."""
+    variant, target = kernel.variant, kernel.target
+    module = OPS[variant.op].declaration.module if variant.op in OPS else ""
+    package = sys.modules.get(module.partition(".")[0])
+    folders = [*getattr(package, "__path__", ())]
+    file = folders[0] if folders else getattr(package, "__file__", None)
+    folder = str(Path(file).absolute().parent) if file else ""
+    inputs: dict[str, Any] = {}
+    with contextlib.suppress(JitkernError, OSError):  # the worker will report it
+        inputs = jit.key_of(variant, target).inputs
+    return Order(
+        variant.op, module, folder, variant.source.kind, variant[2:], inputs, str(target),
+        kernel.place, kernel.optional,
+    )  # fmt: skip
 
 
 def perform(part: Part) -> Outcome:
@@ -99,8 +269,8 @@ def perform(part: Part) -> Outcome:
     return outcome._replace(seconds=time.monotonic() - started)
 
 
-def _performed(part: Part) -> tuple[bytes, list[Known]]:
-    if part.code != code_of_jitkern():
+def _performed(part: Part) -> tuple[bytes, list[Result]]:
+    if part.code != own_code.digest():
         raise DeclarationError(
             f"the jitkern on {platform.node()} is not the one that started the prewarm: install "
             "the same version in the same way on both"
@@ -112,118 +282,70 @@ def _performed(part: Part) -> tuple[bytes, list[Known]]:
             max_size=0, max_age=0, record=None,
         ),
     ):  # fmt: skip
-        found = [_found(share) for share in pickle.loads(part.shares)]  # noqa: S301  whoever sends it runs us
-        cache = jit.open_cache()
-        adopt(cache, part.given)
-        given = set(map(str, cache.paths()))
-        builder = Builder(parallelism.limit(), lambda _: None, keep_going=part.keep_going)
-        builder.build([group for group in found if isinstance(group, Group)])
-        known = [builder.known[group] if isinstance(group, Group) else group for group in found]
-        results = (result for group in known for step in group.steps for result in step)
-        entries = entries_of(result for result in results if result.path not in given)
-        data = bundle.packed(cache, entries) if entries else b""
-    return data, known
+        found = [_found(order) for order in part.orders]
+        kernels = [one for one in found if isinstance(one, Kernel)]
+        results = {kernel: kernel.result("skipped", reason=NOT_TRIED) for kernel in kernels}
+        waiting, jobs = deque(range(len(kernels))), parallelism.limit()
+        compilers = compilers_of(kernels, jobs)
+        with announcement.silence():
+            for n, built in pool.results(waiting, lambda n: kernels[n].built(compilers), jobs):
+                dead = isinstance(built, pool.Died)
+                results[kernels[n]] = kernels[n].failed(built.reason) if dead else built
+                if results[kernels[n]].status == "failed" and not part.keep_going:
+                    waiting.clear()
+        told = [results[one] if isinstance(one, Kernel) else one for one in found]
+        entries = entries_of(told)
+        data = bundle.packed(jit.open_cache(), entries) if entries else b""
+    return data, told
 
 
-def adopt(cache: Cache, data: bytes) -> None:
-    """Publish the entries of a bundle that the cache lacks. Raises BundleError, CacheError.
-
-    No signature is asked for: the bytes come from a process of the same prewarm, whose results are
-    believed as well.
-    """
-    if data:
-        bundle.adopt(cache, io.BytesIO(data), compressed=False)
-
-
-def packed(shares: Sequence[Share]) -> bytes:
-    """Return shares as bytes. Raises DeclarationError for a call that cannot be sent."""
-    file = io.BytesIO()
+def _found(order: Order) -> Kernel | Result:
+    """Return the kernel that an order names here, or the failure as its result."""
     try:
-        _Pickler(file).dump(shares)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as e:
-        names = ", ".join(sorted({share.op for share in shares}))
-        raise DeclarationError(
-            f"the calls of {names} cannot be sent to another process, {e}: prewarm these ops "
-            "without an engine"
-        ) from e
-    return file.getvalue()
+        return _kernel(order)
+    except JitkernError as e:
+        return Result(order.op, "", order.target, "failed", reason=str(e))
 
 
-class _Pickler(pickle.Pickler):
-    """A pickler that keeps the storage offset of a meta tensor, which Torch's own way loses."""
-
-    def reducer_override(self, value: Any) -> Any:
-        """Return how to make the value anew, of a plain meta tensor."""
-        plain = type(value) is torch.Tensor and value.is_meta and value.layout is torch.strided
-        if not plain or value.is_conj() or value.is_neg():
-            return NotImplemented
-        layout = (tuple(value.shape), value.stride(), value.storage_offset())
-        return _tensor, (value.dtype, *layout, value.requires_grad)
-
-
-def _tensor(
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
-    requires_grad: bool,  # noqa: FBT001  pickle passes arguments by position
-) -> torch.Tensor:
-    return meta_tensor(dtype, shape, stride, offset).requires_grad_(requires_grad)
-
-
-def keys_of(group: Group) -> dict[str, Any]:
-    """Return what decides the keys of a group's entries; {} if unknown."""
-    found = identity_of(group)
-    if found is None:
-        return {}
-    tag = sys.implementation.cache_tag  # code objects differ between versions of Python
-    launch = {f"launch function in {tag}": found.launch} if found.launch else {}
-    return {"schema of the op": group.op.schema, **launch, **found.inputs}
-
-
-def name_of(groups: Iterable[Group]) -> str:
-    """Return a name for a prewarm of these groups, equal wherever their entries would be."""
-    return hashlib.sha256(json.dumps([keys_of(group) for group in groups]).encode()).hexdigest()
-
-
-def _found(share: Share) -> Group | Known:
-    """Return the group that a share names here, or the failure as its results."""
-    try:
-        return _group(share)
-    except DeclarationError as e:
-        failed = Result(share.op, "", share.target, "failed", reason=str(e))
-        return Known(([failed], [], []), [])
-
-
-def _group(share: Share) -> Group:
-    """Return the group that a share names here. Raises DeclarationError."""
-    here = f"{share.op} on {platform.node()}"
-    if share.op not in OPS:
-        package = share.module.partition(".")[0]
-        try:
-            with found_in(package, [share.folder]):
-                importlib.import_module(share.module)
-        except (Exception, SystemExit) as e:  # whatever its author's code raises
+def _kernel(order: Order) -> Kernel:
+    """Return the kernel that an order names here. Raises DeclarationError."""
+    here = f"{order.op} on {platform.node()}"
+    package = order.module.partition(".")[0] or "jitkern"
+    target = Target.parse(order.target)
+    if order.op in _OF_ALL_OPS:
+        variant = _OF_ALL_OPS[order.op]()
+    else:
+        _import(order, here)
+        sources = OPS[order.op].sources.get(target.device, ()) if order.op in OPS else ()
+        source = next((one for one in sources if one.kind == order.kind), None)
+        if source is None:
             raise DeclarationError(
-                f"{here}: importing {share.module} failed, {e!r}: install the same {package} there"
-            ) from e
-    sources = OPS[share.op].sources.get(share.device, ()) if share.op in OPS else ()
-    if len(sources) <= share.place:
-        raise DeclarationError(f"{here}: {share.module} declares it otherwise; install the same")
-    source = sources[share.place]
-    calls = {(share.device, source.kind): share.calls}
-    group = Group(Wanted(OPS[share.op], calls, node=share.node), source, Target.parse(share.target))
-    keys = keys_of(group)
-    both = share.identity.keys() & keys.keys()
-    differences = explain.differences(
-        {name: keys[name] for name in both}, {name: share.identity[name] for name in both}
-    )
-    if differences:
+                f"{here}: {order.module} declares it otherwise; install the same"
+            )
+        function = order.named[0]
+        if function and source.kind != "triton":
+            source = unit_of(source, function)
+        variant = Variant(order.op, source, *order.named)
+    differences = explain.differences(jit.key_of(variant, target).inputs, order.inputs)
+    if order.inputs and differences:
         raise DeclarationError(
             f"{here} is not the op that was to be built: {'; '.join(differences)}; install the "
-            f"same {share.module.partition('.')[0]} there"
+            f"same {package} there"
         )
-    return group
+    return Kernel(variant, target, order.place, order.optional)
+
+
+def _import(order: Order, here: str) -> None:
+    """Import the module that declares the op of an order. Raises DeclarationError."""
+    package = order.module.partition(".")[0]
+    if order.op not in OPS:
+        try:
+            with found_in(package, [order.folder]):
+                importlib.import_module(order.module)
+        except (Exception, SystemExit) as e:  # whatever its author's code raises
+            raise DeclarationError(
+                f"{here}: importing {order.module} failed, {e!r}: install the same {package} there"
+            ) from e
 
 
 class _Named:

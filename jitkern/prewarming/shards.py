@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from jitkern import config
+from jitkern import config, jit
+from jitkern.cache.key import canonical
 from jitkern.calls.samples import Sample
-from jitkern.errors import SettingError
+from jitkern.errors import JitkernError, SettingError
+from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import digest_of
+from jitkern.prewarming.tasks import Group
 from jitkern.prewarming.wanted import Wanted
+from jitkern.source.kinds import ITSELF, Variant
+from jitkern.trace.world import world_of
 
 Unit = tuple[str, str, str]  # device, kind of source, and the digest of a set of kernels
 
@@ -136,3 +143,20 @@ def _units(wanted: Wanted) -> Iterator[tuple[Unit, Sample]]:
         for source in sources:
             for call in wanted.of(source, device):
                 yield (device, source.kind, digest_of(op, source, device, call.args)), call
+
+
+def name_of(groups: Iterable[Group]) -> str:
+    """Return a name for all shards of a prewarm, equal wherever their entries would be."""
+    return hashlib.sha256(canonical([_inputs_of(group) for group in groups])).hexdigest()
+
+
+def _inputs_of(group: Group) -> list[Any]:
+    """Return what decides the keys of a group's entries, as far as it is known here."""
+    op, source, target = group.op, group.source, group.target
+    inputs: list[Any] = [op.schema, str(target)]
+    with suppress(JitkernError, OSError):  # the build reports it
+        inputs.append(jit.key_of(Variant(op.name, source), target).inputs)
+        if source.runs != ITSELF:
+            world = world_of(parts_of(op.written(source, target.device)))
+            inputs.append(world.identity if world.kept and world.closed() else "")
+    return inputs

@@ -1,12 +1,10 @@
-"""Tasks of a prewarm: kernels to compile, and then the launch records over them.
-
-A task runs in any process that has imported the op, and yields messages while it runs.
-"""
+"""What a prewarm builds, sources of ops and their kernels, and the lines of its report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +22,8 @@ from jitkern.errors import (
 )
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
-from jitkern.prewarming.ahead import keep_all, refused_by, traces_of
 from jitkern.prewarming.wanted import Wanted
-from jitkern.source.kinds import Source, Variant
+from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 
 NOT_TRIED = "not tried after a failed build; see --keep-going"
@@ -49,6 +46,10 @@ class Group(NamedTuple):
         """The calls to prewarm."""
         return self.wanted.of(self.source, self.target.device)
 
+    def result(self, status: str, reason: str) -> Result:
+        """Return a line about the group as a whole."""
+        return Result(self.op.name, "", str(self.target), status, reason=reason)
+
 
 class Result(NamedTuple):
     """One line of the report; status is built, hit, failed or skipped."""
@@ -62,51 +63,14 @@ class Result(NamedTuple):
     reason: str = ""
 
 
-def entries_of(results: Iterable[Result]) -> list[Entry]:
-    """Return the entries that a prewarm has built or found. Raises CacheError."""
-    cache = jit.open_cache()
-    paths = dict.fromkeys(Path(result.path) for result in results if result.path)
-    found = (cache.look_up(path.parent.name, path.name).entry for path in paths)
-    return [entry for entry in found if entry]
+class Step(NamedTuple):
+    """A step of progress: one more of `total` results (`finished`), or a remark."""
 
-
-class Manner(NamedTuple):
-    """The options with which tasks are performed.
-
-    refresh: build cached entries again. keep_going: go on after a failed build. places: how many
-    compilers one build may run at once.
-    """
-
-    refresh: bool = False
-    keep_going: bool = False
-    places: int = 1
-
-
-class Note(NamedTuple):
-    """A remark, which is no result."""
-
+    done: int
+    total: int
     text: str
-
-
-class More(NamedTuple):
-    """The number of results to come that were not counted before."""
-
-    more: int
-
-
-class Launches(NamedTuple):
-    """The results of launch records, which are in the cache now."""
-
-    results: list[Result]
-
-
-class Broken(NamedTuple):
-    """The end of a task by an unexpected error."""
-
-    reason: str
-
-
-Message = Result | Note | More | Launches | Broken
+    finished: bool
+    result: Result | None = None
 
 
 class Kernel(NamedTuple):
@@ -115,68 +79,73 @@ class Kernel(NamedTuple):
     place: the line that launches it. optional: whether calls do without it, if it does not compile.
     """
 
-    op: str
     variant: Variant
     target: Target
     place: str = ""
     optional: bool = False
 
-    def perform(self, manner: Manner) -> Iterator[Message]:
-        """Compile the variant if it is not in the cache."""
-        with config.using(jobs=manner.places):
-            yield self.built(refresh=manner.refresh)
+    def built(self, compilers: int, *, refresh: bool = False) -> Result:
+        """Return the result for its entry, compiled if not in the cache.
 
-    def built(self, *, refresh: bool) -> Result:
-        """Return the result for its entry, compiled if not in the cache. Raises CacheError."""
+        compilers: how many the build may run at once. Raises CacheError if nothing can be kept.
+        Any other error is the result.
+        """
         started = time.perf_counter()
         try:
-            entry, new = jit.ensure_and_tell(self.variant, self.target, refresh=refresh)
+            with config.using(jobs=compilers):
+                entry, new = jit.ensure_and_tell(self.variant, self.target, refresh=refresh)
         except (CompilerNotFound, TargetError) as e:
             return self.result("skipped", reason=str(e))
-        except JitkernError as e:
-            if isinstance(e, CacheError) and not isinstance(e, NotCached):
-                raise  # the cache is unusable, so nothing could be kept
-            declared = isinstance(e, DeclarationError) and self.op in OPS
-            place = OPS[self.op].place if declared else self.place
-            status = "skipped" if self.optional else "failed"
-            return self.result(status, reason=told(str(e), self.op, place))
+        except Exception as e:  # noqa: BLE001  whatever a compiler raises
+            return self.failed(self._told(reason_of(e), e))
         seconds = round(time.perf_counter() - started, 4)
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 
+    def found(self) -> Result | None:
+        """Return the result for its entry, or None if the cache does not have it."""
+        try:
+            entry = jit.ensure(self.variant, self.target, may_compile=False)
+        except (NotCached, DeclarationError, CompilerNotFound, TargetError, OSError):
+            return None  # whoever builds it reports why it cannot be built
+        return self.result("hit", path=str(entry.path))
+
+    def failed(self, reason: str) -> Result:
+        """Return the result of a build that failed."""
+        return self.result("skipped" if self.optional else "failed", reason=reason)
+
     def result(self, status: str, **rest: Any) -> Result:
-        """Return the result of this task."""
+        """Return a result for this kernel."""
         exact = str(jit.exact_target(self.variant, self.target))
-        return Result(self.op, self.variant.label, exact, status, **rest)
+        return Result(self.variant.op, self.variant.label, exact, status, **rest)
+
+    def _told(self, reason: str, e: Exception) -> str:
+        """Return the reason with the op and the line at fault."""
+        if not isinstance(e, JitkernError):
+            return reason
+        op = self.variant.op
+        declared = isinstance(e, DeclarationError) and op in OPS
+        return told(reason, op, OPS[op].place if declared else self.place)
 
 
-class Launchers(NamedTuple):
-    """The launch records of calls whose kernels, all the same, are in the cache by now."""
-
-    group: Group
-    calls: list[tuple[Any, ...]]
-
-    def perform(self, _: Manner) -> Iterator[Message]:
-        """Check the calls, trace them, and publish their records."""
-        op, source, target = self.group.op, self.group.source, self.group.target
-        if refused := refused_by(op, source, target, self.calls):
-            yield More(len(refused))
-            for reason in refused:
-                yield self.result("failed", reason=reason)
-            return
-        traces, reasons = traces_of(op, source, target, self.calls)
-        for reason in reasons:
-            yield Note(f"{op.name} for {target} keeps to its Python launcher: {reason}")
-        yield Launches([
-            Result(
-                op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
-                path=str(entry.path),
-            )
-            for entry, new in keep_all(op, source, target, traces)
-        ])  # fmt: skip
-
-    def result(self, status: str, **rest: Any) -> Result:
-        """Return the result of the whole task."""
-        return Result(self.group.op.name, "", str(self.group.target), status, **rest)
+def compilers_of(kernels: Iterable[Kernel], jobs: int) -> int:
+    """Return how many compilers each build may run: only those of extensions run several."""
+    extensions = sum(kernel.variant.source.runs == ITSELF for kernel in kernels)
+    return max(1, jobs // max(1, extensions))
 
 
-Task = Kernel | Launchers
+def reason_of(e: Exception) -> str:
+    """Return what an error says. Raises it if it means that the cache is unusable."""
+    if isinstance(e, CacheError) and not isinstance(e, NotCached):
+        raise e
+    if isinstance(e, JitkernError):
+        return str(e)
+    *_, last = traceback.extract_tb(e.__traceback__)
+    return f"{type(e).__name__}: {e} ({last.filename}:{last.lineno})"
+
+
+def entries_of(results: Iterable[Result]) -> list[Entry]:
+    """Return the entries that a prewarm has built or found. Raises CacheError."""
+    cache = jit.open_cache()
+    paths = dict.fromkeys(Path(result.path) for result in results if result.path)
+    found = (cache.look_up(path.parent.name, path.name).entry for path in paths)
+    return [entry for entry in found if entry]

@@ -1,157 +1,23 @@
-"""Processes that perform tasks side by side, forked so that an import of Torch is paid for once.
-
-A worker has all objects that its parent had at the fork, so a task is sent as its number. The
-worker takes one task at a time, sends messages while it works, and ends when its parent is gone.
-The parent has no threads of its own, and starts no CUDA; a worker uses no thread of Torch that the
-import of a package has started.
-"""
+"""Processes that are forked to work for this one, and end with it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing
 import os
 import signal
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 from jitkern.compilers import child_process
-from jitkern.errors import JitkernError
 
 PATIENCE = 5.0  # seconds that a worker has for its end, after which it is killed
 _PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-Perform = Callable[[int], Iterator[Any]]
-
-
-class Died(NamedTuple):
-    """The end of a worker in the middle of a task, with the reason."""
-
-    reason: str
-
-
-class Done(NamedTuple):
-    """The end of a task."""
-
-
-class Alone:
-    """A performer of tasks in this process, one after the other."""
-
-    def __init__(self, perform: Perform) -> None:
-        self._perform = perform
-        self._task: int | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task is being performed."""
-        return self._task is not None
-
-    @property
-    def free(self) -> bool:
-        """Whether it can be given one more."""
-        return self._task is None
-
-    def give(self, task: int) -> None:
-        """Begin a task."""
-        self._task = task
-
-    def messages(self) -> Iterator[tuple[int, Any]]:
-        """Yield messages, with the numbers of their tasks; waits for the first one."""
-        assert self._task is not None
-        for message in self._perform(self._task):
-            yield self._task, message
-        task, self._task = self._task, None
-        yield task, Done()
-
-    def close(self, *, at_once: bool) -> None:
-        """Do nothing: there are no workers to end."""
-
-
-class Crew:
-    """At most `count` workers, each forked when there is a task for it."""
-
-    def __init__(self, count: int, perform: Perform) -> None:
-        self._count = count
-        self._perform = perform
-        self._idle: list[_Worker] = []
-        self._busy: dict[Connection, _Worker] = {}
-        gc.freeze()  # else a collection in a worker would copy the pages of all present objects
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task is being performed."""
-        return bool(self._busy)
-
-    @property
-    def free(self) -> bool:
-        """Whether it can be given one more."""
-        return len(self._busy) < self._count
-
-    def give(self, task: int) -> None:
-        """Begin a task."""
-        worker = self._idle.pop() if self._idle else self._fork()
-        worker.task = task
-        self._busy[worker.connection] = worker
-        with contextlib.suppress(OSError):  # a dead worker is noticed in messages()
-            worker.connection.send(task)
-
-    def messages(self) -> Iterator[tuple[int, Any]]:
-        """Yield messages, with the numbers of their tasks; waits for the first one."""
-        for connection in wait([*self._busy]):
-            assert isinstance(connection, Connection)
-            worker = self._busy[connection]
-            try:
-                message = connection.recv()
-            except (EOFError, OSError):
-                message = Died(worker.end(at_once=True))
-                del self._busy[connection]
-            if isinstance(message, BaseException):
-                raise message
-            if isinstance(message, Done):
-                self._idle.append(self._busy.pop(connection))
-            yield worker.task, message
-
-    def close(self, *, at_once: bool) -> None:
-        """End all workers, after their tasks, or in the middle of them with `at_once`."""
-        workers = [*self._idle, *self._busy.values()]
-        for worker in workers:
-            worker.ask_to_end(at_once=at_once)
-        for worker in workers:
-            worker.end(at_once=at_once)
-        gc.unfreeze()
-
-    def _fork(self) -> _Worker:
-        others = [*self._busy, *(worker.connection for worker in self._idle)]
-        return _Worker(*forked(_work, others, self._perform, name="jitkern prewarm", daemon=True))
-
-
-class _Worker:
-    """A worker as its parent sees it: the process, our end of the pipe, and its present task."""
-
-    def __init__(self, process: Any, connection: Connection) -> None:
-        self.process = process
-        self.connection = connection
-        self.task = -1
-
-    def ask_to_end(self, *, at_once: bool) -> None:
-        """Tell the worker to end, by closing its pipe, or with `at_once` by a signal."""
-        if at_once:
-            self.process.terminate()
-        self.connection.close()
-
-    def end(self, *, at_once: bool) -> str:
-        """Wait for the worker's end, PATIENCE seconds at most with `at_once`; returns the cause."""
-        cause = ended(self.process, PATIENCE if at_once else None)
-        self.connection.close()
-        was = "was " * cause.startswith("by ")
-        memory = "; if memory was short, use fewer --jobs" * cause.endswith("SIGKILL")
-        return f"the process that built it {was}ended {cause}{memory}"
 
 
 def forked(
@@ -190,30 +56,6 @@ def ended(process: Any, seconds: float | None) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
 
 
-def _work(
-    others: list[Connection],
-    perform: Perform,
-    connection: Connection,
-    ours: Connection,
-    parent: int,
-) -> None:
-    """Perform the tasks that come through the pipe, until it is closed."""
-    begin(parent)
-    for other in (ours, *others):
-        other.close()  # else the pipes would stay open after the end of our parent
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            task = connection.recv()
-            try:
-                for message in perform(task):
-                    connection.send(message)
-                connection.send(Done())
-            except ConnectionError:
-                raise
-            except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
-                connection.send(_portable(e))
-
-
 def begin(parent: int) -> None:
     """Make a forked process a worker, as `follow` says. The signals may be blocked before."""
     follow(parent)
@@ -249,18 +91,3 @@ def _interrupt(*_: object) -> NoReturn:
     signal.signal(signal.SIGTERM, _ignore)  # the end of the parent sends one more, into the cleanup
     child_process.end()
     raise SystemExit(1)  # which `multiprocessing` takes without a traceback
-
-
-def _portable(e: Exception) -> Exception:
-    """Return the error in a form that can be sent through a pipe."""
-    if isinstance(e, JitkernError):
-        e.__cause__ = None
-        return e
-    return RuntimeError(f"a prewarm worker failed: {traceback.format_exc()}")
-
-
-def workers(count: int, perform: Perform) -> Alone | Crew:
-    """Return a performer of tasks, `count` at once if this process can fork."""
-    # A daemon, as the workers of Dask are, may have no children.
-    forks = count > 1 and hasattr(os, "fork") and not multiprocessing.current_process().daemon
-    return Crew(count, perform) if forks else Alone(perform)

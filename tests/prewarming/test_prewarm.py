@@ -1,21 +1,21 @@
-"""Prewarming in several processes, and what a second prewarm does not do again."""
+"""Prewarming in several processes, and what a second prewarm does not build again."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 import json
-import math
 import os
-import random
 import shutil
 import signal
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import LONGEST, alive, until
 
 import jitkern
 from jitkern import config, jit
@@ -25,8 +25,7 @@ from jitkern.calls.samples import ShapesAlone
 from jitkern.compilers import child_process
 from jitkern.errors import DeclarationError, TargetError
 from jitkern.op.all_ops import OPS
-from jitkern.op.op import Op
-from jitkern.prewarming import builder, identity, tasks
+from jitkern.prewarming import builder
 from jitkern.runtime import binding
 from jitkern.target import Target
 
@@ -112,18 +111,16 @@ def test_many_jobs_build_what_one_builds_and_each_once(cli, package, told, cache
 
 
 def forbid(monkeypatch):
-    """Have a prewarm fail that draws samples, traces or compiles."""
+    """Have a prewarm fail that compiles."""
 
     def refuse(*_, **__):
         raise AssertionError("the second run does this again")
 
-    monkeypatch.setattr(jit, "ensure_and_tell", refuse)
-    monkeypatch.setattr(builder, "units_of", refuse)
-    monkeypatch.setattr(tasks, "traces_of", refuse)
+    monkeypatch.setattr(jit.build, "build", refuse)
 
 
 @pytest.mark.long
-def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
+def test_a_second_run_compiles_nothing(cli, package, monkeypatch):
     first = report(cli("prewarm", package, "vec_add", "--json"))[1]
     forbid(monkeypatch)
     code, second, err = report(cli("prewarm", package, "vec_add", "--json"))
@@ -132,15 +129,6 @@ def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
         row["variant"] for row in first["results"]
     ]
     assert rows(second) == rows(first)
-
-
-@pytest.mark.long
-def test_a_second_run_of_known_samples_draws_none(cli, monkeypatch):
-    cli("prewarm", "vec_add", "softmax")
-    monkeypatch.setattr(Op, "_draw", lambda self: pytest.fail("drawn"))
-    for op in ("jitkern::vec_add", "jitkern::softmax"):
-        monkeypatch.setattr(OPS[op], "_drawn", None)
-    assert report(cli("prewarm", "vec_add", "softmax", "--json"))[1]["built"] == 0
 
 
 @pytest.mark.long
@@ -175,11 +163,6 @@ def change_launch_file(folder, module, cache_dir):
     (folder / "kernel.py").write_text((folder / "kernel.py").read_text() + "\n# edited\n")
 
 
-def change_jitkern(folder, module, cache_dir):
-    identity.code_of_jitkern.cache_clear()
-    identity.code_of_jitkern.__wrapped__.__globals__["_FAMILIES"].discard(".c")
-
-
 def lose_an_entry(kind):
     def lose(folder, module, cache_dir):
         (path, *_) = cache_dir.glob(f"v1/*/{folder.name}.f.{kind}*")
@@ -195,31 +178,23 @@ def damage_an_entry(folder, module, cache_dir):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("change", "anew", "groups"),
+    ("change", "anew"),
     [
-        (change_factor, 3 + 4, 3),
-        (change_source, 3 + 4, 3),
-        (change_launch_file, 0, 0),  # not in this process, which has imported it
-        (change_size, 0, 3),
-        (change_jitkern, 0, 3),
-        (lose_an_entry("f32"), 1, 3),
-        (lose_an_entry("call"), 1, 3),
-        (damage_an_entry, 1, 3),
+        (change_factor, 3 + 4),
+        (change_source, 3 + 4),
+        (change_launch_file, 0),  # not in this process, which has imported it
+        (change_size, 0),
+        (lose_an_entry("f32"), 1),
+        (lose_an_entry("call"), 1),
+        (damage_an_entry, 1),
     ],
 )
-def test_what_has_changed_is_noticed(
-    change, anew, groups, cli, package, monkeypatch, cache_dir, tmp_path
-):
-    monkeypatch.setattr(identity, "_FAMILIES", {*identity._FAMILIES})
+def test_what_has_changed_is_noticed(change, anew, cli, package, cache_dir, tmp_path):
     cli("prewarm", package, "--jobs", "1")
     change(tmp_path / package, sys.modules[f"{package}.kernel"], cache_dir)
     OPS[f"{package}::f"]._drawn = None
-    traced = []
-    traces_of = tasks.traces_of
-    monkeypatch.setattr(tasks, "traces_of", lambda *args: traced.append(1) or traces_of(*args))
     code, found, err = report(cli("prewarm", package, "--jobs", "1", "--json"))
-    assert (code, found["built"], len(traced)) == (0, anew, groups), err
-    identity.code_of_jitkern.cache_clear()
+    assert (code, found["built"]) == (0, anew), err
 
 
 def test_what_is_skipped_or_failed_is_tried_again(cli, compiler):
@@ -231,7 +206,7 @@ def test_what_is_skipped_or_failed_is_tried_again(cli, compiler):
 
 
 @pytest.mark.long
-def test_refresh_and_an_exact_compiler_take_no_record_for_it(cli, package, told):
+def test_refresh_and_an_exact_compiler_build_anew(cli, package, told):
     cli("prewarm", package)
     for settings, options in (({"compiler": "exact"}, ()), ({}, ("--refresh",))):
         told.write_text("")
@@ -264,15 +239,68 @@ def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler,
 
 
 @pytest.mark.long
+def test_a_compiler_that_dies_is_a_failed_row_and_the_rest_is_built(
+    cli, package, tmp_path, monkeypatch
+):
+    for name in ("cc", "c++"):
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        real = shutil.which(name)
+        script.write_text(
+            f'#!/bin/sh\ncase "$*" in *double*) kill -9 $$ ;; esac\nexec {real} "$@"\n'
+        )
+        script.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        patch.setattr("jitkern.config._current", config.Config.from_env())
+        arguments = ("prewarm", package, "--jobs", "2", "--keep-going", "--json")
+        code, found, err = report(cli(*arguments))
+    (failed,) = [row for row in found["results"] if row["status"] == "failed"]
+    assert (code, failed["op"], failed["variant"]) == (1, f"{package}::f", "f64.N2"), err
+    kernels = {r["variant"] for r in found["results"] if r["status"] == "built"}
+    assert {"f32.N2", "i32.N2"} <= kernels
+    assert report(cli(*arguments))[1]["failed"] == 0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", ["1", "3"])
 def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monkeypatch, jobs):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(builder.Builder, "_hear", interrupt)
+        patched.setattr(builder.Builder, "_take", interrupt)
         assert cli("prewarm", package, "--jobs", jobs)[0] == 130
     assert child_process.run(["echo", "lives"]) == (0, "lives\n")
+
+
+SLOW = """#!/bin/sh
+echo $$ >> {folder}/pids
+sleep 600 &
+echo $! >> {folder}/pids
+wait
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_a_ctrl_c_ends_all_compilers(package, tmp_path, jobs):
+    for name in ("cc", "c++"):
+        (tmp_path / name).write_text(SLOW.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, "prewarm", package, "--jobs", jobs],
+        cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    pids = tmp_path / "pids"
+    count = 2 * int(jobs)
+    until(lambda: pids.exists() and len(pids.read_text().split()) == count, of=[process])
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+    until(lambda: not any(map(alive, map(int, pids.read_text().split()))))
 
 
 @pytest.mark.long
@@ -280,61 +308,6 @@ def test_an_error_of_a_worker_is_raised_here(cli, compiler, package, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = cli("prewarm", package, "--jobs", "3", "--cache-dir", str(tmp_path / "file"))
     assert (code, "is a file; remove it" in err) == (3, True), err
-
-
-def _drawn():
-    yield torch.randn(int(random.random() * 9) + 1)
-
-
-def _nested(device):
-    def inside():
-        return math.prod((2, 3))
-
-    yield torch.randn(inside(), device=device)
-
-
-def _of_the_environment():
-    yield torch.cuda.device_count()
-
-
-def _of_a_hidden_builtin(device):
-    yield torch.ones(max(device), device=device)
-
-
-class max:  # noqa: A001
-    pass
-
-
-def _of_closure(size):
-    return lambda device: iter([torch.ones(size, device=device)])
-
-
-@pytest.mark.parametrize(
-    ("function", "known"),
-    [
-        (_nested, True),
-        (_drawn, False),
-        (_of_the_environment, False),
-        (_of_closure(3), True),
-        (_of_closure([3]), False),
-        (_of_a_hidden_builtin, False),
-    ],
-)
-def test_samples_are_told_by_their_code_where_nothing_else_decides(function, known):
-    assert (identity._function(function) is not None) == known
-
-
-def test_an_outline_tells_calls_apart():
-    meta = torch.empty(4, 6, device="meta")
-    other = torch.empty(4, 6, device="meta")
-    calls = [
-        (meta,), (meta.T,), (meta[1:],), (meta[:, :2],), (meta.half(),), (meta, meta), (meta, other),
-        (1,), (1.0,), (True,), (None,), ("1",), ([1],), (torch.float16,), (meta.requires_grad_(),),
-    ]  # fmt: skip
-    outlines = [identity.outline(call) for call in calls]
-    assert None not in outlines and len(set(outlines)) == len(calls) - 1  # the last is the first
-    assert identity.outline((object(),)) is None
-    assert identity.outline((torch.ones(2),)) is None  # its content may matter
 
 
 META = {"device": "meta"}

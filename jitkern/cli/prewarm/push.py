@@ -19,7 +19,7 @@ def push(store: Store, key: Path | None, results: Iterable[Result], groups: Sequ
     key: the private key that signs it, or None. groups: of a part of a prewarm, those of all parts,
     which count as one push: an index keeps the last few pushes alone.
     """
-    part_of = prewarming.parts.name_of(groups) if groups else ""
+    part_of = prewarming.shards.name_of(groups) if groups else ""
     entries = entries_of(results)
     if not entries:
         say("nothing was built or found, so nothing is pushed", code=YELLOW)

@@ -21,7 +21,7 @@ class Failures:
         self._alike: dict[str, list[prewarming.tasks.Result]] = {}
         self._shown: set[prewarming.tasks.Result] = set()
 
-    def step(self, step: prewarming.builder.Step) -> None:
+    def step(self, step: prewarming.tasks.Step) -> None:
         """Show a step, and the error of a failed one."""
         if step.result and step.result.status == "failed":
             self._progress.clear()
