@@ -174,7 +174,7 @@ def test_without_a_limit_of_its_size_a_cache_is_looked_through_once_an_hour(cach
     assert len(looks) == 1
 
 
-@pytest.mark.parametrize("at", [time.time() + 9 * DAY, 1e10, 0])
+@pytest.mark.parametrize("at", [1e10, 0])
 def test_a_last_look_in_the_future_or_long_ago_means_look_now(cache, put, at):
     path = put(1, 10 * DAY)
     last_look(cache).touch()
