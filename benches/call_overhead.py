@@ -23,7 +23,7 @@ import torch
 from benches import common
 from benches.kinds import KINDS, custom_op, synchronize, verify_events
 from jitkern import config, jit, on_compile
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.target import Target
 
 CALLS = 1000
@@ -138,7 +138,7 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
         try:
             with contender.settings():
                 out = contender.function(*contender.args)
-                linker.settle()  # the next calls are served by C
+                specializer.settle()  # the next calls are served by C
         except (ImportError, RuntimeError) as e:
             print(f"FAILED: {contender.name} is left out: {e}", file=sys.stderr)
             continue

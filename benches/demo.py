@@ -23,7 +23,7 @@ from benches import common
 from jitkern import config, ops, pointwise, stats
 from jitkern.cli.output import print_table
 from jitkern.devtools import check
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 ROUNDS, CALLS = 10, 50
 ROUNDINGS = 4.0  # that the formula may be off; a kernel has the bound of `jitkern check`
@@ -83,7 +83,7 @@ def first_calls() -> list[tuple[str, str, str, float]]:
         with config.using(prefer=row.kind, fallback="raise"), torch.no_grad():
             seconds = _seconds(lambda row=row: row.ours(*row.args), 1)
             _seconds(lambda row=row: row.ours(*row.args), CALLS)
-            linker.settle()  # the next process finds the host side of the call, too
+            specializer.settle()  # the next process finds the host side of the call, too
         found.append((row.name, row.device, row.kind, seconds))
     return found
 

@@ -21,7 +21,7 @@ from benches import common
 from benches.kinds import synchronize
 from jitkern import jit
 from jitkern.op import autograd, recorder
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.target import Target
 
 CALLS = 300
@@ -90,8 +90,8 @@ def measured(device: str, rounds: int) -> dict[str, list[float]]:
                 both()
             timers.append((whose, f"{whose}.{name}.forward", timeit.Timer(function)))
             timers.append((whose, f"{whose}.{name}.both", timeit.Timer(both)))
-    linker.settle()  # the node, too
-    assert autograd.IN_C.recorder, "the node is not in the cache"
+    specializer.settle()  # the node, too
+    assert autograd.CPP_RECORDER.recorder, "the node is not in the cache"
     times: dict[str, list[float]] = {name: [] for _, name, _ in timers}
     for _ in range(rounds + 1):
         for whose, name, timer in timers:
@@ -104,7 +104,7 @@ def measured(device: str, rounds: int) -> dict[str, list[float]]:
 
 def by_python(python: bool) -> None:  # noqa: FBT001
     """Let Python record the calls of all ops, or the C++ node."""
-    node, runtime = autograd.IN_C.recorder, binding.runtime()
+    node, runtime = autograd.CPP_RECORDER.recorder, binding.runtime()
     assert node and runtime
     for recorded in autograd.ALL:
         if not python:

@@ -25,7 +25,7 @@ from benches.kernels.subject import Subject, differentiable, subjects_of
 from jitkern.calls.signature import tensors_in
 from jitkern.devtools.check import leaves
 from jitkern.errors import JitkernError
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 CALLS, WARM_UPS = 10, 3
 _MOST = 20  # rows of the table
@@ -82,7 +82,7 @@ def profiled(subject: Subject, shape: Shape, device: str, calls: int) -> Any:
     passes = Passes(subject, shape, device)
     for number in range(WARM_UPS):
         passes.run(number)
-        linker.settle()  # the next calls are served by C
+        specializer.settle()  # the next calls are served by C
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)

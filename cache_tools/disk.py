@@ -24,7 +24,7 @@ from jitkern.cache_tools.check import (
     warning,
 )
 from jitkern.config import Config
-from jitkern.files import owned
+from jitkern.files import trust
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
@@ -61,7 +61,7 @@ def _probe(settings: Config) -> Iterator[Path]:
     root = settings.cache_dir
     if not root.is_dir():
         raise OSError(errno.ENOENT, "the cache does not exist yet")
-    if owned.distrust_root(root, settings.trusted):
+    if trust.why_untrusted_root(root, settings.trusted):
         raise OSError(errno.EPERM, "the cache is not trusted, so nothing was tried in it")
     place = next(p for p in (root / VERSION / "tmp", root / VERSION, root) if p.is_dir())
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:

@@ -33,7 +33,7 @@ from jitkern.cache_tools.check import (
     warning,
 )
 from jitkern.config import Config
-from jitkern.files import owned
+from jitkern.files import trust
 
 _SECOND_PROCESS = """
 import fcntl, sys
@@ -55,7 +55,7 @@ def health(settings: Config) -> list[Check]:
     origin = settings.origins.get("system_cache", "")
     layers = [(root, origin) for root in settings.system_cache]
     with contextlib.suppress(OSError):
-        layers += [(root, "installed") for root in owned.installed_layers()]
+        layers += [(root, "installed") for root in trust.installed_layers()]
     return checks + [_run("layer", origin, _layer, settings, root) for root, origin in layers]
 
 
@@ -72,7 +72,7 @@ def _root(settings: Config) -> Check:
     nearest = existing(root)
     if not nearest.is_dir():
         return failure(f"{nearest} is not a directory", f"remove it, or {ELSEWHERE}")
-    reason = owned.distrust_root(root, settings.trusted)
+    reason = trust.why_untrusted_root(root, settings.trusted)
     if reason:
         mode_alone = reason.startswith(f"{root} is writable")
         return failure(reason, f"chmod 700 {root}" if mode_alone else ELSEWHERE)
@@ -164,7 +164,7 @@ def _layer(settings: Config, root: Path) -> Check:
     if not root.is_dir():
         remedy = "make it, or remove it from JITKERN_SYSTEM_CACHE"
         return problem(f"{root} is not a directory", remedy)
-    layer = owned.layer_of(root, owned.Trust.of(settings))
+    layer = trust.layer_of(root, trust.Trust.of(settings))
     if isinstance(layer, str):
         remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
         return problem(f"not used: {layer}", remedy)

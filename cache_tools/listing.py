@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from jitkern.cache.eviction import Use
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache, Entry
-from jitkern.files import owned
-from jitkern.files.owned import Layer
+from jitkern.files import trust
+from jitkern.files.trust import Layer
 
 OF_ALL_OPS = ("jitkern::runtime", "jitkern_recorder")  # entries that no op has for itself
 # Sort keys need no read of an entry, so that a listing of few entries reads few. The largest and
@@ -238,7 +238,7 @@ def _read(
 def _peek(path: Path) -> Entry | ValueError | None:
     """Return an entry by its manifest alone, or its defect, or None if it was removed meanwhile."""
     try:
-        return Entry(path, Manifest.believed(owned.read(path, None, NAME, MAX_BYTES, None)))
+        return Entry(path, Manifest.believed(trust.read(path, None, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:
         if not os.path.lexists(path):
             return None

@@ -1,6 +1,6 @@
 """Wheels of prebuilt kernels: entries of a cache that pip installs as a read-only layer.
 
-    jitkern_layers/<name>/v1/<target>/<folder>/...      see files.owned.installed_layers
+    jitkern_layers/<name>/v1/<target>/<folder>/...      see files.trust.installed_layers
     <name>-<version>.dist-info/{METADATA, WHEEL, RECORD}
 
 Equal entries give equal bytes.
@@ -21,7 +21,7 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools.bundle import Entries, shipped, written, written_without_gone
 from jitkern.cache_tools.listing import Row
 from jitkern.cache_tools.ustar import BundleError
-from jitkern.files.owned import INSTALLED
+from jitkern.files.trust import INSTALLED
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")
 _VERSION = re.compile(  # the canonical form of PEP 440, appendix B

@@ -12,7 +12,7 @@ from typing import Any
 
 from jitkern._fork import after_fork
 
-IMPORTED = time.time_ns()  # before any other module that runs; see runtime.own_code
+IMPORTED = time.time_ns()  # before any other module that runs; see runtime.code_version
 FORK_WAITS = 10.0  # seconds, at most, for imports of other threads
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitkern.calls.signature import Signature
-from jitkern.config import trimmed
+from jitkern.config import hide_internal_frames
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import OPS, attach, discover, registering
 from jitkern.op.op import Declaration, Op
@@ -41,7 +41,7 @@ _BODIES = ("<module>", "<cell line")  # names of code that is no function
 MAX_NAME = 100  # files of the cache are named after ops
 
 
-@trimmed
+@hide_internal_frames
 def kernel(
     schema: str,
     *,
@@ -64,7 +64,7 @@ def kernel(
 
     Raises DeclarationError.
     """
-    frame = sys._getframe(2)  # above `trimmed`
+    frame = sys._getframe(2)  # above `hide_internal_frames`
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
     try:
         module = str(frame.f_globals.get("__name__", ""))

@@ -118,7 +118,7 @@ class UntrustedCache(CacheError):
     """Another user could have written a directory, so native code is not loaded from it."""
 
 
-def called_at(file: str = "") -> str:
+def call_site(file: str = "") -> str:
     """The innermost line of a file that is being run, as `kernel.py:12: `; "" if there is none.
 
     file: by default, any that is no part of jitkern.
@@ -138,7 +138,7 @@ def defined_at(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
-def raised_at(e: BaseException, function: Callable[..., Any]) -> str:
+def error_site(e: BaseException, function: Callable[..., Any]) -> str:
     """The innermost line of the function's file that an error passed, else where it begins."""
     code = getattr(function, "__code__", None)
     place, trace = defined_at(function), e.__traceback__

@@ -25,9 +25,9 @@ from jitkern import config, jit
 from jitkern.cli import main
 from jitkern.compilers import COMPILERS
 from jitkern.errors import CompilerNotFound
-from jitkern.jit import cache_in_use
+from jitkern.jit import active_cache
 from jitkern.op import recorder, recording
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
 
@@ -181,11 +181,11 @@ def cache_dir(
     monkeypatch.setenv("PATH", f"{compilers}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
-    monkeypatch.setattr("jitkern.jit.cache_in_use.spilled", [])
+    monkeypatch.setattr("jitkern.jit.active_cache.spilled", [])
     monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     yield root
-    linker.settle()  # no stub is still in the making when this test's cache goes
-    cache_in_use._open_cache.cache_clear()
+    specializer.settle()  # no stub is still in the making when this test's cache goes
+    active_cache._open_cache.cache_clear()
 
 
 @pytest.fixture
@@ -252,8 +252,8 @@ def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return
     with config.using(cache_dir=request.getfixturevalue("recorder_cache")):
         functions = jit.loaded(recorder.variant(), Target.current("cpu"))
-    node = recorder.Recorder(*functions())
-    monkeypatch.setattr(recording.IN_C, "recorder", node)
+    node = recorder.Tracer(*functions())
+    monkeypatch.setattr(recording.CPP_RECORDER, "recorder", node)
     yield request.param
     for recorded in recording.ALL:  # those declared meanwhile
         if recorded.slot is not None:

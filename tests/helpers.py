@@ -28,8 +28,8 @@ from jitkern.errors import CompileError
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
-from jitkern.runtime import binding, linker
-from jitkern.runtime.slot import REST, Slot
+from jitkern.runtime import binding, specializer
+from jitkern.runtime.variants import REST, OpVariants
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, short_version
@@ -89,7 +89,7 @@ def own_programs_first() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def slot_of(op: Op, device: str = "cpu") -> Slot:
+def slot_of(op: Op, device: str = "cpu") -> OpVariants:
     slot = op.backends[device].implementation.slot
     assert slot
     return slot
@@ -103,7 +103,7 @@ def served(op: Op, *args: object, device: str = "cpu") -> object:
         result = op(*args)
         if binding.runtime() and slot.misses == before:
             return result
-        linker.settle()
+        specializer.settle()
     raise AssertionError(slot.refused)
 
 

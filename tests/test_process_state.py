@@ -64,12 +64,12 @@ def changing(tree):
 def test_each_object_of_a_module_that_changes_is_listed():
     table = MAP.partition("## What a process holds")[2].partition("## Words")[0]
     listed = {
-        (module, name)
-        for module, names in re.findall(r"^\| `([\w.]+)` \| (`[^|]*`) \|", table, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", names)
+        f"{room}.{name}"
+        for room, names in re.findall(r"^\| `(\w+)` \| (`[^|]*`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`([\w.]+)`", names)
     }
     found = {
-        (module.removeprefix("jitkern."), name)
+        f"{module.removeprefix('jitkern.')}.{name}"
         for module, tree in TREES.items()
         for name in {*changing(tree)} - {"__all__"}
     }

@@ -17,7 +17,7 @@ from helpers import PATIENT_SERVICE, REPOSITORY
 
 from jitkern.cli import _parser
 from jitkern.config import Config
-from jitkern.files import owned
+from jitkern.files import trust
 
 GUIDE = (REPOSITORY / "docs" / "serve.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
@@ -118,10 +118,10 @@ def check_that_the_cache_is_trusted(pod, container):
         volume.mkdir()
         volume.chmod(0o2775)
         inside = Path(cache.replace(mount, str(volume)))
-        assert owned.distrust_root(volume)
-        assert owned.distrust_root(inside) == ""
+        assert trust.why_untrusted_root(volume)
+        assert trust.why_untrusted_root(inside) == ""
         inside.mkdir(0o700)
-        assert owned.distrust_root(inside) == ""
+        assert trust.why_untrusted_root(inside) == ""
     # By default each start of a pod would let the group write what lies in the volume, too.
     assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 

@@ -17,7 +17,7 @@ from jitkern.calls.signature import tensors_in
 from jitkern.devtools import timing
 from jitkern.devtools.check import leaves
 from jitkern.launch.measure import copied
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 Pair = tuple[tuple[Any, ...], list[torch.Tensor]]  # arguments, and gradients of the results
 
@@ -52,7 +52,7 @@ class Forward:
                 results = self.subject.results(contender.function, self.copies[0])
                 if problem := self.oracle.problem(results, exact=contender.exact):
                     return problem
-                linker.settle()
+                specializer.settle()
         return ""
 
     def _calls(self, contender: Contender) -> list[timing.Call]:
@@ -136,7 +136,7 @@ class Backward:
             gradients = self._gradients(outputs, args, grads, materialize_grads=True)
             if problem := self.oracle.problem(gradients, exact=contender.exact):
                 return problem
-            linker.settle()
+            specializer.settle()
         return ""
 
     def _pairs_of(self, contender: Contender) -> list[Pair]:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         layout as layout,
         lock as lock,
         manifest as manifest,
-        process_root as process_root,
         records as records,
         root as root,
         store as store,
+        temporary_cache as temporary_cache,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -15,8 +15,8 @@ from pathlib import Path
 from jitkern import files
 from jitkern.cache import VERSION
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
-from jitkern.files import owned
-from jitkern.files.owned import Layer
+from jitkern.files import trust
+from jitkern.files.trust import Layer
 from jitkern.named_tuple import NamedTuple
 
 _PASSING = frozenset((  # errors of this process or moment, not of the entry
@@ -59,9 +59,9 @@ class Entry(NamedTuple):
 
     def read(self, name: str) -> bytes:
         """Return the verified bytes of an artifact. Raises ValueError or OSError if damaged."""
-        with owned.opened(self.path) as directory:
+        with trust.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
-            return owned.verified(self.path, directory, name, artifact, None, verify="always")[0]
+            return trust.verified(self.path, directory, name, artifact, None, verify="always")[0]
 
     @contextlib.contextmanager
     def loadable(self) -> Iterator[str]:
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
         after its verification, and OSError.
         """
         name = self.manifest.meta["artifact"]
-        with owned.opened(self.path) as directory:
+        with trust.opened(self.path) as directory:
             if directory is None:
                 yield str(self.path / name)
                 return
@@ -80,15 +80,15 @@ class Entry(NamedTuple):
                 self._check_same(directory, name)
             else:  # this process has just published the entry, and has not read it back
                 owners = frozenset({os.geteuid()})
-                owned.check_owner("its directory", os.fstat(directory), owners)
+                trust.check_owner("its directory", os.fstat(directory), owners)
                 artifact = self.manifest.artifacts[name]
-                owned.verified(self.path, directory, name, artifact, owners, verify="always")
-            yield owned.path_in(directory, self.path, name)
+                trust.verified(self.path, directory, name, artifact, owners, verify="always")
+            yield trust.path_in(directory, self.path, name)
 
     def _check_same(self, directory: int, name: str) -> None:
-        identities = {"": owned.identity(os.fstat(directory))[:2]}
-        with owned.opened_file(self.path, directory, name, None) as (_, status):
-            identities[name] = owned.identity(status)
+        identities = {"": trust.identity(os.fstat(directory))[:2]}
+        with trust.opened_file(self.path, directory, name, None) as (_, status):
+            identities[name] = trust.identity(status)
         if any(self.verified.get(file) != identity for file, identity in identities.items()):
             raise ValueError("the entry was replaced after it was verified")
 
@@ -107,9 +107,9 @@ class Entry(NamedTuple):
 
     def signatures(self) -> bytes:
         """Return the content of `manifest.sig`, or b"". Raises ValueError or OSError."""
-        with owned.opened(self.path) as directory:
+        with trust.opened(self.path) as directory:
             try:
-                return owned.read(
+                return trust.read(
                     self.path, directory, files.signature.NAME, files.signature.MAX_BYTES, None
                 )
             except FileNotFoundError:
@@ -146,11 +146,11 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
     """
     path = layer.root / VERSION / target / name
     with contextlib.ExitStack() as open_directories:
-        directory = open_directories.enter_context(owned.opened(layer.root, follow=True))
+        directory = open_directories.enter_context(trust.opened(layer.root, follow=True))
         for place in (path.parents[1], path.parent, path):
             _check_folder(directory, place.parent, layer)
             try:
-                directory = open_directories.enter_context(owned.opened(place, directory))
+                directory = open_directories.enter_context(trust.opened(place, directory))
             except OSError as e:
                 if e.errno in (errno.ELOOP, errno.ENOTDIR):
                     raise Damaged(f"{place} is not a directory", place) from e
@@ -159,7 +159,7 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
                 raise Damaged(str(e), path) from e
         status = path.lstat() if directory is None else os.fstat(directory)
         try:
-            owned.check_owner("its directory", status, layer.owners)
+            trust.check_owner("its directory", status, layer.owners)
             return _read_opened(path, directory, layer, verify=verify, touch=touch)
         except FileNotFoundError as e:
             raise Damaged(f"{e.filename} is missing", _current(path, status)) from e
@@ -180,7 +180,7 @@ def _check_folder(directory: int | None, path: Path, layer: Layer) -> None:
     """
     judged = layer.owners is not None and not layer.vouched
     if judged and directory is not None and path != layer.root:
-        owned.check_owner(str(path), os.fstat(directory), layer.owners)
+        trust.check_owner(str(path), os.fstat(directory), layer.owners)
 
 
 def _current(path: Path, status: os.stat_result) -> Path | None:
@@ -194,10 +194,10 @@ def _current(path: Path, status: os.stat_result) -> Path | None:
 def _read_opened(
     path: Path, directory: int | None, layer: Layer, *, verify: str, touch: bool
 ) -> Entry:
-    data = owned.read(path, directory, NAME, MAX_BYTES, layer.owners, used=touch)
+    data = trust.read(path, directory, NAME, MAX_BYTES, layer.owners, used=touch)
     if layer.keys:
         try:
-            signatures = owned.read(
+            signatures = trust.read(
                 path, directory, files.signature.NAME, files.signature.MAX_BYTES, None
             )
         except FileNotFoundError:
@@ -212,8 +212,8 @@ def _read_opened(
         raise ValueError("its manifest belongs to another target")
     verified: Verified = {}
     if directory is not None:
-        verified[""] = owned.identity(os.fstat(directory))[:2]
+        verified[""] = trust.identity(os.fstat(directory))[:2]
     for name, artifact in manifest.artifacts.items():
-        status = owned.verified(path, directory, name, artifact, layer.owners, verify=verify)[1]
-        verified[name] = owned.identity(status)
+        status = trust.verified(path, directory, name, artifact, layer.owners, verify=verify)[1]
+        verified[name] = trust.identity(status)
     return Entry(path, manifest, verified)

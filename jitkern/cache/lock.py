@@ -21,7 +21,7 @@ from pathlib import Path
 import filelock
 
 from jitkern import config
-from jitkern.files.owned import distrust_entry
+from jitkern.files.trust import why_untrusted_entry
 
 MESSAGE_EVERY = 10.0  # seconds, while a process waits
 STALE = 86400.0  # seconds after which an unlocked lock file is deleted
@@ -111,7 +111,7 @@ def lock_directory(settings: config.Config) -> Path | None:
             status = path.lstat()
         except OSError:
             continue
-        mine = stat.S_ISDIR(status.st_mode) and not distrust_entry(status, {os.geteuid()})
+        mine = stat.S_ISDIR(status.st_mode) and not why_untrusted_entry(status, {os.geteuid()})
         if mine and os.access(path, os.W_OK):
             return path
     return None

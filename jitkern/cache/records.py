@@ -24,7 +24,7 @@ from jitkern.cache.entry import Entry, read_entry
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.errors import CacheError
-from jitkern.files import owned
+from jitkern.files import trust
 
 if TYPE_CHECKING:
     from jitkern.cache.store import Cache
@@ -70,7 +70,7 @@ class Reader:
     def __init__(self, settings: Config, look_up: LookUp) -> None:
         self._verify = settings.verify
         self._look_up = look_up
-        self._layers = list(owned.layers(settings))
+        self._layers = list(trust.layers(settings))
 
     def alternatives(self, *keys: Key) -> Iterator[Entry]:
         """Yield the records that differ from one of these keys in `which` alone, each once.
@@ -110,11 +110,11 @@ class Reader:
         events.use(entry.path)
         own = any(layer.own and layer.root == entry.root for layer in self._layers)
         with suppress(OSError):
-            if own and abs(time.time() - last_use(entry)) > owned.TOUCH:
+            if own and abs(time.time() - last_use(entry)) > trust.TOUCH:
                 os.utime(entry.path / NAME)
 
     def _entry_in(
-        self, layer: owned.Layer, target: str, name: str, verify: str, *, touch: bool
+        self, layer: trust.Layer, target: str, name: str, verify: str, *, touch: bool
     ) -> Entry | None:
         if layer.in_place:
             try:

@@ -22,7 +22,7 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG, NAME
 from jitkern.errors import CacheError
-from jitkern.files import atomic, owned
+from jitkern.files import atomic, trust
 
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that removed entries stay in the trash, for processes that still read them
@@ -38,7 +38,7 @@ class Root:
         self.fsync = fsync
         self.known_look = 0.0  # Unix time, see `eviction`
         self.published = 0  # bytes that were published since
-        self._own = owned.user_layer(root, trusted)
+        self._own = trust.user_layer(root, trusted)
         self._warned: set[object] = set()
 
     @contextlib.contextmanager

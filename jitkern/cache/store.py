@@ -24,8 +24,8 @@ from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.root import Root
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
-from jitkern.files import owned
-from jitkern.files.owned import Layer, Trust
+from jitkern.files import trust
+from jitkern.files.trust import Layer, Trust
 from jitkern.named_tuple import NamedTuple
 
 __all__ = ["Cache", "Entry"]
@@ -76,7 +76,7 @@ class Cache(Root):
         Raises UntrustedCache if others could have written the root, and CacheError if the path of
         the root is too long.
         """
-        reason = owned.distrust_root(config.cache_dir, config.trusted)
+        reason = trust.why_untrusted_root(config.cache_dir, config.trusted)
         if reason:
             raise UntrustedCache(
                 f"the cache {config.cache_dir} is not trusted: {reason}. "
@@ -93,7 +93,7 @@ class Cache(Root):
             )
         return cls(
             config.cache_dir,
-            (*config.system_cache, *owned.installed_layers()),
+            (*config.system_cache, *trust.installed_layers()),
             verify=config.verify,
             fsync=config.fsync,
             rules=Trust.of(config),
@@ -103,7 +103,7 @@ class Cache(Root):
     @classmethod
     def private(cls, layers: tuple[Path, ...] = (), **rules: Any) -> Cache:
         """Return a cache in the private root, with layers, for what no user root takes."""
-        return cls(cache.process_root.private_root(), layers, fsync=False, **rules)
+        return cls(cache.temporary_cache.private_root(), layers, fsync=False, **rules)
 
     def find(self, key: Key) -> Entry | None:
         """Return the entry of `key`, whole and verified, or None."""
@@ -246,7 +246,7 @@ class Cache(Root):
         for root in self.layers:
             if not os.path.isdir(root):  # noqa: PTH112  False if it cannot be reached
                 continue
-            layer = owned.layer_of(root, self.rules)
+            layer = trust.layer_of(root, self.rules)
             if isinstance(layer, Layer):
                 yield layer
             else:

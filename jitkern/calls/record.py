@@ -39,7 +39,7 @@ _alike: Counter[tuple[Any, ...]] = Counter()
 _skipped: Counter[tuple[Any, ...]] = Counter()  # by outline, since a call last needed a new kernel
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A recorded call: the op, the module that declares the op, device type and kind of source.
 
     args: the arguments, with meta tensors for tensors. gradient: whether a gradient was recorded.
@@ -144,7 +144,7 @@ def _is_cut_off(path: Path) -> bool:
     return False
 
 
-def read(path: Path) -> list[Call]:
+def read(path: Path) -> list[RecordedCall]:
     """Return the calls in a file, each once. Raises DeclarationError for a bad line, OSError."""
     calls = {}
     with path.open("rb") as lines:
@@ -161,7 +161,7 @@ def read(path: Path) -> list[Call]:
     return list(calls.values())
 
 
-def parsed(line: bytes | str) -> Call:
+def parsed(line: bytes | str) -> RecordedCall:
     """Return the call in a line, which may come from anybody. Raises ValueError.
 
     Sizes allocate nothing, whatever they are; numbers, ranks and the forms of values are bounded.
@@ -237,7 +237,7 @@ def _dtype(text: str) -> torch.dtype:
     return dtype
 
 
-def _decoded_call(fields: dict[str, Any]) -> Call:
+def _decoded_call(fields: dict[str, Any]) -> RecordedCall:
     if fields["schema"] != SCHEMA:
         raise ValueError(f"its schema is {fields['schema']}, and this jitkern reads {SCHEMA}")
     op, module, device, kind = (fields[name] for name in ("op", "module", "device", "kind"))
@@ -246,7 +246,7 @@ def _decoded_call(fields: dict[str, Any]) -> Call:
     if not isinstance(fields["args"], list):
         raise TypeError("its arguments are no list")
     gradient = fields.get("gradient", False) is True
-    return Call(op, module, device, kind, tuple(_decoded(fields["args"])), gradient)
+    return RecordedCall(op, module, device, kind, tuple(_decoded(fields["args"])), gradient)
 
 
 def _outline(value: Any) -> Any:

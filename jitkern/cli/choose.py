@@ -23,9 +23,9 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.calls.record import Call
+    from jitkern.calls.record import RecordedCall
     from jitkern.op.op import Op
-    from jitkern.prewarming.wanted import Wanted
+    from jitkern.prewarming.wanted import OpCalls
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, name the package"
 _NO_KERNEL_FILE = (
@@ -66,7 +66,7 @@ def choose_ops(names: list[str]) -> Chosen:
     return _choose(names, _import_installed())
 
 
-def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[str, str]]:
+def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[str, str]]:
     """Return the ops that `names` mean, with their calls in a recording, and the broken packages.
 
     Raises DeclarationError for a file that is no recording, and for a recorded op that is not
@@ -81,13 +81,13 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[st
     return prewarming.wanted.recorded_calls(ops, recorded, path), broken
 
 
-def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list[Wanted]:
+def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list[OpCalls]:
     """Return the ops with the calls that `texts` spell for them; without texts, with their samples.
 
     Raises UsageError for a text that is no call of one of the ops.
     """
     if not texts:
-        return [prewarming.wanted.Wanted(op) for op in ops]
+        return [prewarming.wanted.OpCalls(op) for op in ops]
     devices = {target.device for target in targets}
     calls: dict[str, list[str]] = {}
     for text in texts:
@@ -169,7 +169,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
 
 
-def _declare(call: Call, path: Path, names: list[str]) -> None:
+def _declare(call: RecordedCall, path: Path, names: list[str]) -> None:
     """Import the module that declares the op of a recorded call, if it may be imported.
 
     It may be imported if an installed package lists a module of the same package, or if `names` has

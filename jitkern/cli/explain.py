@@ -22,7 +22,7 @@ from jitkern.cache.store import Cache
 from jitkern.calls.signature import class_of
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
-from jitkern.cli.hints import Row
+from jitkern.cli.hints import ExplainRow
 from jitkern.cli.output import BOLD, YELLOW, counted, print_json, say, styled
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -103,14 +103,14 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(chosen.broken))
 
 
-def _grouped(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+def _grouped(rows: list[ExplainRow]) -> dict[tuple[str, str], list[ExplainRow]]:
+    groups: dict[tuple[str, str], list[ExplainRow]] = defaultdict(list)
     for row in rows:
         groups[row.kind, row.target].append(row)
     return groups
 
 
-def _print_group(rows: list[Row], *, whole: bool, source: bool) -> None:
+def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
     """Print rows of one kind for one target: those cached, then the others by their reasons."""
     cached = [row for row in rows if row.path]
     short = cached and cached[0].program and not (whole or source)
@@ -142,7 +142,7 @@ def _folder(sources: dict[str, Any]) -> str:
     )
 
 
-def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
+def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainRow]:
     """Yield rows for a source: its kernels, the chosen configurations, and then its records.
 
     Calls without a program get a row that says why the Python launcher runs.
@@ -152,20 +152,20 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
     for variant in variants:
         yield _explain(variant, target, here)
     for problem in problems:
-        yield Row(source.kind, "", str(target), reason=problem)
+        yield ExplainRow(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
     traces, reasons = prewarming.ahead.traces_of(op, source, target, calls)
     written = op.written(source, target.device) if traces else None
     for traced, entry in prewarming.ahead.kept(op, source, target, traces):
         label = entry.variant if entry else ".".join(("call", *class_of(traced.args)))
-        yield Row(
+        yield ExplainRow(
             "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",
             reason="" if entry else f"nothing like it is: {_remedy(op.name, target)}",
             program=_beside(op, traced.trace, written),
         )  # fmt: skip
     for reason in reasons:
-        yield Row("python", "", str(target), reason=f"its Python launcher runs: {reason}")
+        yield ExplainRow("python", "", str(target), reason=f"its Python launcher runs: {reason}")
 
 
 def _beside(op: Op, traced: Traced, written: Any) -> str:
@@ -183,7 +183,7 @@ def _beside(op: Op, traced: Traced, written: Any) -> str:
     return "\n".join(shown)
 
 
-def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Row:
+def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> ExplainRow:
     key = jit.key_of(variant, target)
     cache = Cache.open(config.current())
     entry = cache.find(key)
@@ -195,7 +195,7 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Ro
     path, note = (
         (str(entry.path), hints.newer(entry.manifest.compiler, here)) if entry else ("", "")
     )
-    return Row(
+    return ExplainRow(
         variant.source.kind, variant.label, key.target, key.digest, path, reason=reason, note=note,
         resources=hints.resources_of(entry) if entry else None,
     )  # fmt: skip

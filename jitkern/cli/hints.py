@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MANY = 3  # variants that differ in the class of one argument alone
 
 
-class Row(NamedTuple):
+class ExplainRow(NamedTuple):
     """A row of `explain`: an entry, or what there is instead of one.
 
     path: of the entry, "" if it is not cached, for this reason. program: of a launch record.
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     resources: dict[str, int] | None = None
 
 
-def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
+def choices(op: Op, source: Source, target: Target) -> Iterator[ExplainRow]:
     """Yield a row for each choice: device model, situation, configuration, and the times of all."""
     if isinstance(source, Extension):
         return
@@ -55,7 +55,7 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
             )
         ]
         chosen = listed.pop(choice["choice"])
-        yield Row(
+        yield ExplainRow(
             "choice", entry.variant, entry.path.parent.name, entry.manifest.digest,
             str(entry.path),
             note=f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
@@ -85,7 +85,7 @@ def in_words(resources: dict[str, int] | None) -> str:
     return ", ".join([*parts, f"at most {resources['max_threads']} threads"])
 
 
-def spills(rows: Sequence[Row]) -> Iterator[str]:
+def spills(rows: Sequence[ExplainRow]) -> Iterator[str]:
     """Yield a hint for each kernel that has not enough registers."""
     for row in rows:
         if row.resources and row.resources["spills"]:

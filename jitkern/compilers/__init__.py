@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         child_process as child_process,
         cpp as cpp,
         cuda as cuda,
-        opened as opened,
+        dependencies as dependencies,
         parallelism as parallelism,
         result as result,
         torch_extension as torch_extension,

@@ -222,7 +222,7 @@ def missing_header(output: str) -> str:
     return next(filter(None, match.groups()), "") if match else ""
 
 
-def missing_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str:
+def missing_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     name = cpp_text.last_name(variant.function)
     text = cpp_text.read(variant.source.paths[0])
@@ -231,7 +231,7 @@ def missing_function(variant: Variant, functions: Iterable[cpp_text.Function]) -
     return no_function(variant._replace(function=name), functions)
 
 
-def no_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str:
+def no_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> str:
     """A hint that the source has no function of this name, listing its functions."""
     listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"

@@ -13,8 +13,8 @@ from jitkern.composition.derivative import differentiable, gradients
 from jitkern.composition.expression import (
     CONST,
     INPUT,
+    FormulaParameter,
     Node,
-    Parameter,
     inputs_of,
     node,
     replaced,
@@ -89,7 +89,7 @@ class Backward:
             function, count = self._function, len(self._outputs)
             taken = {parameter.name for parameter in function.parameters}
             arguments = arguments_of(function)
-            seeds = [Parameter(_unused(f"d_{r}", taken), "tensor") for r in self._results]
+            seeds = [FormulaParameter(_unused(f"d_{r}", taken), "tensor") for r in self._results]
             every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
             used = sorted({i for one in found.values() for i in inputs_of(one)})
             new = {i: node(INPUT, value=(at, every[i].kind)) for at, i in enumerate(used)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition.expression import FLOATS, INPUT, TO, Node, ordered
-from jitkern.composition.symbol import Symbol, node_of
+from jitkern.composition.symbol import Element, node_of
 from jitkern.composition.table import TABLE
 
 
@@ -23,7 +23,7 @@ def gradients(
     steps = ordered(outputs)
     wanted = _depending(steps, set(wrt))
     for output, seed in zip(outputs, seeds):
-        _give(parts, output, Symbol(seed))
+        _give(parts, output, Element(seed))
     for one in reversed(steps):
         if one not in parts or one not in wanted:
             continue
@@ -35,11 +35,11 @@ def gradients(
                 _give(parts, one.args[0], g)
         elif TABLE[one.op].gradient:
             gradient: Any = TABLE[one.op].gradient
-            flat = not isinstance(g, Symbol)
-            own = Symbol(node_of(g)) if flat else g
-            for arg, part in zip(one.args, gradient(own, *map(Symbol, one.args), Symbol(one))):
+            flat = not isinstance(g, Element)
+            own = Element(node_of(g)) if flat else g
+            for arg, part in zip(one.args, gradient(own, *map(Element, one.args), Element(one))):
                 if part is not None and arg in wanted:
-                    _give(parts, arg, 0 if flat or not isinstance(part, Symbol) else part)
+                    _give(parts, arg, 0 if flat or not isinstance(part, Element) else part)
     by_position = {one.value[0]: node_of(g) for one, g in found.items()}
     return [by_position.get(position) for position in wrt]
 
@@ -61,9 +61,9 @@ def differentiable(outputs: Sequence[Node]) -> list[bool]:
 
 def _give(parts: dict[Node, Any], one: Node, part: Any) -> None:
     """Add a part of the gradient of a node: a symbol, or the number 0."""
-    if isinstance(part, Symbol) and isinstance(parts.get(one), Symbol):
+    if isinstance(part, Element) and isinstance(parts.get(one), Element):
         parts[one] = parts[one] + part
-    elif isinstance(part, Symbol) or one not in parts:
+    elif isinstance(part, Element) or one not in parts:
         parts[one] = part
 
 

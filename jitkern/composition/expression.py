@@ -15,7 +15,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point 
 REQUIRED: Any = inspect.Parameter.empty  # in place of a default, for none
 
 
-class Parameter(NamedTuple):
+class FormulaParameter(NamedTuple):
     """A parameter of a pointwise function; its kind is one of `KINDS`."""
 
     name: str

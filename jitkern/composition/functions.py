@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jitkern.composition.symbol import FUNCTIONS, Symbol, apply
+from jitkern.composition.symbol import FUNCTIONS, Element, apply
 from jitkern.composition.table import TABLE
 
 
@@ -33,7 +33,7 @@ FUNCTIONS.update({name: _of_table(name, row.arity) for name, row in TABLE.items(
 
 def _is(number: float, value: Any) -> bool:
     """Whether a value is this number, and no symbol."""
-    return not isinstance(value, Symbol) and value == number
+    return not isinstance(value, Element) and value == number
 
 
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 @_function
 def pow(input: Any, exponent: Any) -> Any:
     """Return a power; of the exponents 2, 3, 0.5, -0.5, -1 and -2 as Torch computes them."""
-    if not isinstance(exponent, (int, float)) or not isinstance(input, Symbol):
+    if not isinstance(exponent, (int, float)) or not isinstance(input, Element):
         return apply("pow", input, exponent)
     x: Any = input * (1.0 if isinstance(exponent, float) else 1)  # the dtype that Torch promotes to
     powers: dict[float, Callable[[], Any]] = {

@@ -22,8 +22,8 @@ from jitkern.composition.backward import Backward
 from jitkern.composition.expression import (
     CONST,
     INPUT,
+    FormulaParameter,
     Node,
-    Parameter,
     canonical,
     inputs_of,
     node,
@@ -32,7 +32,7 @@ from jitkern.composition.expression import (
     with_reciprocals,
 )
 from jitkern.composition.reference import evaluated
-from jitkern.composition.symbol import Symbol, named
+from jitkern.composition.symbol import Element, named
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Op
 from jitkern.source.dtypes import DTYPES, codes_of_torch
@@ -58,7 +58,7 @@ class Pointwise:
         self,
         name: str,
         outputs: Sequence[Node],
-        parameters: Sequence[Parameter],
+        parameters: Sequence[FormulaParameter],
         *,
         module: str,
         place: tuple[str, int],
@@ -226,7 +226,11 @@ class Pointwise:
     _is_derived._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as _is_declared
 
     def like(
-        self, name: str, outputs: Sequence[Node], parameters: Sequence[Parameter], **rest: Any
+        self,
+        name: str,
+        outputs: Sequence[Node],
+        parameters: Sequence[FormulaParameter],
+        **rest: Any,
     ) -> Pointwise:
         own = {"eager": self.eager, "results": self.results, "likes": self.likes, **rest}
         return Pointwise(
@@ -324,9 +328,9 @@ def composed(first: Pointwise, then: Pointwise, place: tuple[str, str, int]) -> 
     )
 
 
-def _ordered(parameters: Sequence[Parameter]) -> list[Parameter]:
+def _ordered(parameters: Sequence[FormulaParameter]) -> list[FormulaParameter]:
     """Return the parameters, without defaults before one that has none."""
-    found: list[Parameter] = []
+    found: list[FormulaParameter] = []
     required = False
     for parameter in reversed(parameters):
         required = required or parameter.default is None
@@ -423,7 +427,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
         raise DeclarationError(f"pointwise takes a Python function, got {function!r:.200}")
     name = function.__name__ if function.__name__.isidentifier() else "formula"  # of a lambda
     parameters = [_parameter(name, p) for p in inspect.signature(function).parameters.values()]
-    symbols = [Symbol(node(INPUT, value=(i, p.kind))) for i, p in enumerate(parameters)]
+    symbols = [Element(node(INPUT, value=(i, p.kind))) for i, p in enumerate(parameters)]
     keywords = {
         p.name: symbol
         for p, symbol in zip(inspect.signature(function).parameters.values(), symbols)
@@ -433,7 +437,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
         result = function(*symbols[: len(symbols) - len(keywords)], **keywords)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     for output in outputs or [None]:
-        known = isinstance(output, Symbol) and inputs_of(output.node)
+        known = isinstance(output, Element) and inputs_of(output.node)
         if not known or all(parameters[i].kind != "tensor" for i in inputs_of(output.node)):
             raise DeclarationError(
                 f"{name}: a pointwise function returns values that depend on its tensors, got "
@@ -454,7 +458,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
     )
 
 
-def _parameter(function: str, parameter: inspect.Parameter) -> Parameter:
+def _parameter(function: str, parameter: inspect.Parameter) -> FormulaParameter:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise DeclarationError(f"{function}: a pointwise function takes no *{parameter.name}")
     default = None if parameter.default is parameter.empty else plain(parameter.default)
@@ -473,10 +477,10 @@ def _parameter(function: str, parameter: inspect.Parameter) -> Parameter:
                 f"{type(default).__name__}, or change the default"
             )
         default = own
-    return Parameter(parameter.name, kind, default)
+    return FormulaParameter(parameter.name, kind, default)
 
 
-def _least(parameters: Sequence[Parameter]) -> int:
+def _least(parameters: Sequence[FormulaParameter]) -> int:
     """Return how many arguments the op needs: schemas have no default of infinity or NaN."""
     found = 0
     for i, parameter in enumerate(parameters, 1):

@@ -56,12 +56,12 @@ def apply(name: str, *values: Any) -> Any:
         return FOLDED[name](*numbers)
     if name == "where" and nodes[0].op == expression.CONST:
         return values[1] if nodes[0].value else values[2]
-    return Symbol(expression.node(name, *nodes))
+    return Element(expression.node(name, *nodes))
 
 
 def node_of(value: Any) -> Node:
     """Return the node of a symbol or a number. Raises TypeError for anything else."""
-    if isinstance(value, Symbol):
+    if isinstance(value, Element):
         return value.node
     value = expression.plain(value, operand=True)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -88,31 +88,31 @@ def cast(value: Any, dtype: Any) -> Any:
     code = codes_of_torch().get(dtype)
     if code is None or not (dtype.is_floating_point or code[0] in "iub") or code.startswith("f8"):
         raise TypeError(f"a pointwise function converts to dtypes of numbers, not to {dtype!r}")
-    return Symbol(expression.node(expression.TO, node_of(value), value=code))
+    return Element(expression.node(expression.TO, node_of(value), value=code))
 
 
 def _binary(name: str) -> Any:
-    def forward(self: Symbol, other: Any) -> Any:
+    def forward(self: Element, other: Any) -> Any:
         return apply(name, self, other)
 
     return forward
 
 
 def _reflected(name: str) -> Any:
-    def backward(self: Symbol, other: Any) -> Any:
+    def backward(self: Element, other: Any) -> Any:
         return apply(name, other, self)
 
     return backward
 
 
 def _refused(message: str) -> Any:
-    def refuse(self: Symbol, *_: Any, **__: Any) -> Any:
+    def refuse(self: Element, *_: Any, **__: Any) -> Any:
         raise TypeError(f"`{self}`: {message}")
 
     return refuse
 
 
-class Symbol:
+class Element:
     """A number that is not known yet: Python's operators, and Torch's functions and methods."""
 
     __slots__ = ("node",)
@@ -184,7 +184,7 @@ class Symbol:
         return _function(name, "function")(*args, **(kwargs or {}))
 
 
-def _converted(value: Symbol, name: str, args: Any, kwargs: Any) -> Any:
+def _converted(value: Element, name: str, args: Any, kwargs: Any) -> Any:
     """Return the result of a method of tensors that converts them."""
     if name != "to":
         return cast(value, getattr(torch, name))

@@ -20,7 +20,7 @@ _TIES_ARE_SHARED = TorchVersion(torch.__version__) >= "2.14"  # by `clamp`, with
 _SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
 
 
-class Row(NamedTuple):
+class Primitive(NamedTuple):
     """An operation on numbers.
 
     name: also that of the function of Torch, and of the method of tensors, if there are such.
@@ -160,71 +160,74 @@ def _power(g: Any, x: Any, y: Any, out: Any) -> Values:
     )
 
 
-def _unary(name: str, cuda: str, gradient: Any, cpp: str = "", eager: Any = None) -> Row:
+def _unary(name: str, cuda: str, gradient: Any, cpp: str = "", eager: Any = None) -> Primitive:
     """A function of one number, whose result is floating-point; gradient: `f(g, x, out)`."""
-    return Row(name, 1, "float", cuda, cpp, lambda g, x, out: (gradient(g, x, out),), eager)
+    return Primitive(name, 1, "float", cuda, cpp, lambda g, x, out: (gradient(g, x, out),), eager)
 
 
-def _flat(name: str, text: str) -> Row:
+def _flat(name: str, text: str) -> Primitive:
     """A function whose derivative is zero wherever there is one."""
-    return Row(name, 1, "same", text, gradient=lambda g, x, out: (0,))
+    return Primitive(name, 1, "same", text, gradient=lambda g, x, out: (0,))
 
 
-def _compared(name: str, sign: str) -> Row:
-    return Row(name, 2, "bool", f"{{0}} {sign} {{1}}")
+def _compared(name: str, sign: str) -> Primitive:
+    return Primitive(name, 2, "bool", f"{{0}} {sign} {{1}}")
 
 
-def _logical(name: str, text: str) -> Row:
-    return Row(name, 2, "bool", text, eager=_on_tensors(getattr(torch, name)))
+def _logical(name: str, text: str) -> Primitive:
+    return Primitive(name, 2, "bool", text, eager=_on_tensors(getattr(torch, name)))
 
 
 _ROWS = (
-    Row("add", 2, "same", "{0} + {1}", gradient=lambda g, x, y, out: (g, g), wraps=True),
-    Row("sub", 2, "same", "{0} - {1}", gradient=lambda g, x, y, out: (g, -g), wraps=True),
-    Row("mul", 2, "same", "{0} * {1}", gradient=lambda g, x, y, out: (g * y, g * x), wraps=True),
-    Row("div", 2, "float", "{0} / {1}", gradient=lambda g, x, y, out: (g / y, -g * (out / y))),
-    Row("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,), wraps=True),
-    Row("abs", 1, "same", "abs_({0})", gradient=lambda g, x, out: (g * torch.sign(x),)),
+    Primitive("add", 2, "same", "{0} + {1}", gradient=lambda g, x, y, out: (g, g), wraps=True),
+    Primitive("sub", 2, "same", "{0} - {1}", gradient=lambda g, x, y, out: (g, -g), wraps=True),
+    Primitive("mul", 2, "same", "{0} * {1}", wraps=True,
+        gradient=lambda g, x, y, out: (g * y, g * x)),
+    Primitive("div", 2, "float", "{0} / {1}",
+        gradient=lambda g, x, y, out: (g / y, -g * (out / y))),
+    Primitive("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,), wraps=True),
+    Primitive("abs", 1, "same", "abs_({0})", gradient=lambda g, x, out: (g * torch.sign(x),)),
     _flat("sign", "(0 < {0}) - ({0} < 0)"),
-    Row("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
+    Primitive("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
         gradient=lambda g, x, out: (_where(out <= 0, 0, g),)),
-    Row("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
+    Primitive("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
         gradient=lambda g, x, y, out: _chosen(g, x, y, x > y, x < y),
         eager=_on_tensors(torch.maximum)),
-    Row("minimum", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
+    Primitive("minimum", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
         gradient=lambda g, x, y, out: _chosen(g, x, y, x < y, x > y),
         eager=_on_tensors(torch.minimum)),
-    Row("clamp_min", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
+    Primitive("clamp_min", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
         gradient=lambda g, x, low, out: _clamped(g, x, low, x > low, x < low)),
-    Row("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
+    Primitive("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
         gradient=lambda g, x, high, out: _clamped(g, x, high, x < high, x > high)),
-    Row("clamp", 3, "same", "clamp_({0}, {1}, {2})", eager=_clamp,
+    Primitive("clamp", 3, "same", "clamp_({0}, {1}, {2})", eager=_clamp,
         gradient=lambda g, x, low, high, out: _clamped_between(g, x, low, high)),
-    Row("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
+    Primitive("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
         gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
-    Row("nan_to_num", 4, "same", deciding=(0,), eager=_nan_to_num,
+    Primitive("nan_to_num", 4, "same", deciding=(0,), eager=_nan_to_num,
         cuda="{0} != {0} ? {1} : {0} - {0} == 0 ? {0} : {0} > 0 ? {2} : {3}",
         gradient=lambda g, x, nan, most, least, out: (
             _where(torch.isfinite(x), g, 0), _where(torch.isnan(x), g, 0),
             _where(x == math.inf, g, 0), _where(x == -math.inf, g, 0))),
-    Row("add_scaled", 3, "same", "{0} + {2} * {1}", deciding=(0, 1), eager=_add_scaled,
+    Primitive("add_scaled", 3, "same", "{0} + {2} * {1}", deciding=(0, 1), eager=_add_scaled,
         wraps=True, gradient=lambda g, x, y, alpha, out: (g, g * alpha, g * y)),
-    Row("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), eager=_addcmul,
+    Primitive("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), eager=_addcmul,
         wraps=True,
         gradient=lambda g, x, a, b, by, out: (g, g * (by * b), g * (by * a), g * (a * b))),
-    Row("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2), eager=_addcdiv,
+    Primitive("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2), eager=_addcdiv,
         gradient=lambda g, x, a, b, by, out: (
             g, g * (by / b), -g * (by * a / (b * b)), g * (a / b))),
-    Row("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
-    Row("fmod", 2, "same", "fmod_({0}, {1})",
+    Primitive("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
+    Primitive("fmod", 2, "same", "fmod_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
-    Row("remainder", 2, "same", "remainder_({0}, {1})",
+    Primitive("remainder", 2, "same", "remainder_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.div(x, y, rounding_mode="floor"))),
-    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})", gradient=lambda g, x, y, out: (0, 0),
+    Primitive("floor_divide", 2, "same", "floor_divide_({0}, {1})",
+        gradient=lambda g, x, y, out: (0, 0),
         eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
-    Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
+    Primitive("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
         _angle(g, y, x * x + y * y), _angle(g, -x, x * x + y * y)), eager=_on_tensors(torch.atan2)),
-    Row("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),
+    Primitive("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),
         gradient=lambda g, x, y, out: (g * (x / out), g * (y / out))),
     *(_flat(name, f"{name}_({{0}})") for name in ("floor", "ceil", "round", "trunc")),
     _unary("exp", "exp_<FAST>({0})", lambda g, x, out: g * out, "exp_({0})"),
@@ -239,7 +242,7 @@ _ROWS = (
     _unary("reciprocal", "1 / {0}", lambda g, x, out: -g * (out * out)),
     _unary("inverse", "1 / {0}", lambda g, x, out: -g * (out * out),
            eager=lambda x: torch.pow(x, -1)),
-    Row("inverse_square", 1, "float", "1 / ({0} * {0})",
+    Primitive("inverse_square", 1, "float", "1 / ({0} * {0})",
         gradient=lambda g, x, out: (-2 * g * (out / x),), eager=lambda x: torch.pow(x, -2)),
     _unary("sin", "sin({0})", lambda g, x, out: g * torch.cos(x)),
     _unary("cos", "cos({0})", lambda g, x, out: -g * torch.sin(x)),
@@ -261,14 +264,14 @@ _ROWS = (
     _logical("logical_and", "{0} != 0 && {1} != 0"),
     _logical("logical_or", "{0} != 0 || {1} != 0"),
     _logical("logical_xor", "({0} != 0) != ({1} != 0)"),
-    Row("logical_not", 1, "bool", "{0} == 0"),
-    Row("bitwise_and", 2, "same", "{0} & {1}"),
-    Row("bitwise_or", 2, "same", "{0} | {1}"),
-    Row("bitwise_xor", 2, "same", "{0} ^ {1}"),
-    Row("bitwise_not", 1, "same", "not_({0})"),
-    Row("isnan", 1, "bool", "{0} != {0}"),
-    Row("isinf", 1, "bool", "{0} == {0} && {0} - {0} != 0"),
-    Row("isfinite", 1, "bool", "{0} - {0} == 0"),
-    Row("signbit", 1, "bool", "signbit_({0})"),
+    Primitive("logical_not", 1, "bool", "{0} == 0"),
+    Primitive("bitwise_and", 2, "same", "{0} & {1}"),
+    Primitive("bitwise_or", 2, "same", "{0} | {1}"),
+    Primitive("bitwise_xor", 2, "same", "{0} ^ {1}"),
+    Primitive("bitwise_not", 1, "same", "not_({0})"),
+    Primitive("isnan", 1, "bool", "{0} != {0}"),
+    Primitive("isinf", 1, "bool", "{0} == {0} && {0} - {0} != 0"),
+    Primitive("isfinite", 1, "bool", "{0} - {0} == 0"),
+    Primitive("signbit", 1, "bool", "signbit_({0})"),
 )  # fmt: skip
 TABLE = {row.name: row for row in _ROWS}

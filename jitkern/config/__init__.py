@@ -44,9 +44,25 @@ else:
     __getattr__ = on_first_use(__name__)  # the module `file`, needed only if such a file exists
 
 __all__ = [
-    "BUILD_VARIABLES", "KINDS", "SEARCHED", "SETTINGS", "Config", "Setting", "cuda_arch_list",
-    "current", "duration_of", "follow_preferences", "nearest", "number_of", "preferences",
-    "preferred", "renew", "size_of", "trim", "trimmed", "using",
+    "BUILD_VARIABLES",
+    "KINDS",
+    "SEARCHED",
+    "SETTINGS",
+    "Config",
+    "Setting",
+    "cuda_arch_list",
+    "current",
+    "duration_of",
+    "follow_preferences",
+    "hide_internal_frames",
+    "nearest",
+    "number_of",
+    "preferences",
+    "preferred",
+    "renew",
+    "size_of",
+    "trim",
+    "using",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -212,7 +228,7 @@ def _configure_log(level: str) -> None:
         _unhandled.setLevel(level.upper())
 
 
-def trimmed(function: F) -> F:
+def hide_internal_frames(function: F) -> F:
     """Return `function`, whose errors show the frames of the user; see `trim`."""
 
     @functools.wraps(function)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jitkern.config.values import nearest
 from jitkern.errors import SettingError
-from jitkern.files.owned import distrust_entry
+from jitkern.files.trust import why_untrusted_entry
 
 
 def read(path: Path, settings: Collection[str]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def read(path: Path, settings: Collection[str]) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and distrust_entry(status, {0, os.geteuid()}):
+        if hasattr(os, "geteuid") and why_untrusted_entry(status, {0, os.geteuid()}):
             raise SettingError(
                 f"{path} is not used: another user could have written it; mend its owner and mode"
             )

@@ -119,7 +119,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
                         if math.isfinite(error)
                         else f"sample {number}, {what}: not the values of the reference"
                     )
-            runtime.linker.settle()
+            runtime.specializer.settle()
     return f"{len(samples)} samples, within {largest:.2f} roundings"
 
 

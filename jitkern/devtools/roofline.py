@@ -23,7 +23,7 @@ from jitkern.launch.call import Call
 from jitkern.launch.devices import Devices
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 from jitkern.source.kinds import Cuda
 
 _GPU_BYTES = 1 << 30  # of each array of a copy, unless the caches hold more
@@ -171,7 +171,7 @@ def _seconds(op: Op, args: tuple[Any, ...], device: torch.device) -> float:
         calls.append(functools.partial(op, *positional, **by_name))
     with torch.no_grad():
         calls[0]()
-        linker.settle()  # the next calls are served by C
+        specializer.settle()  # the next calls are served by C
         return statistics.median(_samples(calls, device))
 
 

@@ -16,7 +16,7 @@ from jitkern.source.build_environment import ENVIRONMENT
 Paths = Sequence["str | os.PathLike[str]"]
 
 
-@config.trimmed
+@config.hide_internal_frames
 def load_inline(
     name: str,
     cpp_sources: str | Sequence[str],
@@ -67,7 +67,7 @@ def load_inline(
     return _answer(call, build_directory, verbose=verbose)
 
 
-@config.trimmed
+@config.hide_internal_frames
 def load(
     name: str,
     sources: str | os.PathLike[str] | Paths,

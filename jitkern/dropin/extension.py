@@ -189,7 +189,7 @@ def _runnable(path: Path) -> Path:
     try:
         path.chmod(mode | 0o111)
     except OSError:
-        copy = cache.process_root.private_root() / path.name
+        copy = cache.temporary_cache.private_root() / path.name
         _replace(copy, path.read_bytes(), 0o700)
         return copy
     return path

@@ -9,8 +9,8 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.files import (
         atomic as atomic,
-        owned as owned,
         signature as signature,
+        trust as trust,
     )
 else:
     __getattr__ = on_first_use(__name__)

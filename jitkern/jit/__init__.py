@@ -8,34 +8,34 @@ from jitkern._lazy import on_first_use
 
 _HOMES = {
     "capturing": "request",
-    "ensure": "obtain",
-    "ensure_and_tell": "obtain",
-    "exact_target": "obtain",
-    "key_of": "obtain",
+    "ensure": "get_or_compile",
+    "ensure_and_tell": "get_or_compile",
+    "exact_target": "get_or_compile",
+    "key_of": "get_or_compile",
     "loaded": "load",
-    "open_cache": "cache_in_use",
+    "open_cache": "active_cache",
 }
 
 if TYPE_CHECKING:
     from jitkern.jit import (
+        active_cache as active_cache,
         announcement as announcement,
         build as build,
-        cache_in_use as cache_in_use,
+        current_call as current_call,
         download as download,
+        get_or_compile as get_or_compile,
         load as load,
         mega_cache_entries as mega_cache_entries,
-        obtain as obtain,
         request as request,
-        served_call as served_call,
     )
-    from jitkern.jit.cache_in_use import open_cache as open_cache
-    from jitkern.jit.load import loaded as loaded
-    from jitkern.jit.obtain import (
+    from jitkern.jit.active_cache import open_cache as open_cache
+    from jitkern.jit.get_or_compile import (
         ensure as ensure,
         ensure_and_tell as ensure_and_tell,
         exact_target as exact_target,
         key_of as key_of,
     )
+    from jitkern.jit.load import loaded as loaded
     from jitkern.jit.request import capturing as capturing
 else:
     __getattr__ = on_first_use(__name__, _HOMES)

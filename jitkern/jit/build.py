@@ -25,10 +25,10 @@ from jitkern.errors import (
     JitkernError,
     NotCached,
 )
-from jitkern.files import owned
-from jitkern.jit import cache_in_use
+from jitkern.files import trust
+from jitkern.jit import active_cache
+from jitkern.jit.active_cache import open_cache
 from jitkern.jit.announcement import announced
-from jitkern.jit.cache_in_use import open_cache
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.provenance import package_of
@@ -65,7 +65,7 @@ def _into_a_cache(request: Request, started: float, why: str) -> Entry:
     try:
         return _publish(open_cache(), request, started, why)
     except CacheError as e:
-        return _publish(cache_in_use.spill(e), request, started, why)
+        return _publish(active_cache.use_temporary(e), request, started, why)
 
 
 def _publish(cache: Cache, request: Request, started: float, reason: str) -> Entry:
@@ -136,7 +136,7 @@ def _states(request: Request) -> dict[Path, tuple[int, ...]]:
     states = {}
     for path in request.closure.paths:
         with contextlib.suppress(OSError):
-            states[path] = owned.state(path.stat())
+            states[path] = trust.state(path.stat())
     return states
 
 

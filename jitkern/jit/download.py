@@ -11,26 +11,26 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key, label_of
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
-from jitkern.jit import cache_in_use, served_call
-from jitkern.jit.cache_in_use import open_cache
+from jitkern.jit import active_cache, current_call
+from jitkern.jit.active_cache import open_cache
 
 _USUAL = {"extension": 20.0, "triton": 1.0}  # seconds of a compile, by the kind of source
 _OTHERS = 0.4
 _LOOKED_AT = 9  # entries of the same op, whose builds tell how long another one would take
 
 
-def brought(key: Key, op: str, kind: str) -> str:
+def fetch(key: Key, op: str, kind: str) -> str:
     """Adopt the entry of a key, and what else lies with it, from a remote.
 
     kind: the kind of source. Returns "" if the entry is there now, else what the remotes said.
     Raises CacheError if no cache can be written.
     """
     cache = open_cache()
-    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), served_call.described)
+    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), current_call.described)
     try:
         said = remote.fetch.fetch(miss)
     except CacheError as e:
-        said = remote.fetch.fetch(miss._replace(cache=cache_in_use.spill(e)))
+        said = remote.fetch.fetch(miss._replace(cache=active_cache.use_temporary(e)))
     if not said:
         events.count_fetch()
     return said

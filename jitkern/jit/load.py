@@ -28,7 +28,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
 
     Raises the errors of `ensure`, and LoadError.
     """
-    entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
+    entry = jit.get_or_compile.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
     content = content_of(digest, variant.source)
     with one_at_a_time(f"load {digest}"):
@@ -42,7 +42,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                 if not evicted:
                     _log.warning("%s; compiling it again", e)
                     jit.open_cache().quarantine(entry)
-                again = jit.obtain.ensure(
+                again = jit.get_or_compile.ensure(
                     variant, target, refresh=not evicted, may_compile=may_compile
                 )
                 LOADED[content] = load(variant.source, again, variant.op)

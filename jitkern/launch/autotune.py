@@ -25,11 +25,11 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Source
-from jitkern.source.triton_text import Function
+from jitkern.source.triton_text import TritonFunction
 from jitkern.source.variant_key import source_inputs
 from jitkern.target import Target
 
-Situation = tuple[tuple[str, Any], ...]
+TuningKey = tuple[tuple[str, Any], ...]
 _CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, torch.SymFloat)
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 # ------------------------------------------------------------------ configurations and situations
 
 
-def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
+def tuning_key_of(declared: TritonFunction, named: dict[str, Any]) -> TuningKey:
     """Return what a choice of a Triton function is for: values of its key, and dtypes (guarded)."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
@@ -80,7 +80,7 @@ def configs_of(
     return tuple(configs)
 
 
-def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
+def tuning_key_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TuningKey:
     """Return what a choice of `.tune` is for: dtypes, the value of its key (guarded), `cold`."""
     arguments = (*args, *(value for _, value in sorted(kwargs.items())))
     dtypes = tuple(
@@ -88,7 +88,7 @@ def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, An
         for value in arguments
         if (found := _dtypes_of(value))
     )
-    situation: Situation = (("dtypes", dtypes),)
+    situation: TuningKey = (("dtypes", dtypes),)
     tuning = tuned.tuning
     if tuning.key is not None:
         situation += (("key", _key_value(tuning.key, tuning.key(*args, **kwargs))),)
@@ -136,14 +136,14 @@ def _brought(key: Key, op: str, source: Source) -> bool:
     if not settings.remotes or settings.compile == "background" or jit.capturing():
         return False
     try:
-        return not jit.download.brought(key, op, source.kind)
+        return not jit.download.fetch(key, op, source.kind)
     except CacheError:  # nothing can be written
         return False
 
 
 def published(
     op: str, source: Source, function: str, target: Target, model: str,
-    configs: Sequence[Any], situation: Situation,
+    configs: Sequence[Any], situation: TuningKey,
 ) -> Choice | None:  # fmt: skip
     """Return the choice that the cache keeps for a model; of one configuration there is none."""
     if len(configs) == 1:
@@ -155,7 +155,7 @@ def published(
 
 def choose(
     op: str, source: Source, function: str, target: Target, device: torch.device,
-    configs: Sequence[Any], situation: Situation, run: Callable[[Any], Launch],
+    configs: Sequence[Any], situation: TuningKey, run: Callable[[Any], Launch],
     *, cold: bool = False,
 ) -> Choice:  # fmt: skip
     """Return the configuration to use: the one published for this model, else the quickest now.
@@ -218,7 +218,7 @@ def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry,
 
 def _key(
     op: str, source: Source, function: str, target: Target, model: str,
-    configs: Sequence[Any], situation: Situation,
+    configs: Sequence[Any], situation: TuningKey,
 ) -> Key:  # fmt: skip
     inputs = {
         **source_inputs(source, closure_of(source)), "flags": list(source.flags),

@@ -15,8 +15,8 @@ from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
-from jitkern.source.triton_decorators import TRITON_OPTIONS, Config, Heuristic
-from jitkern.source.triton_text import Function, functions
+from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig
+from jitkern.source.triton_text import TritonFunction, functions
 
 
 class Call(NamedTuple):
@@ -44,7 +44,10 @@ def checked_address(what: str, tensor: torch.Tensor) -> int:
 
 
 def expanded(
-    op: str, source: Source, call: Call, choose: Callable[[Function, dict[str, Any]], Config]
+    op: str,
+    source: Source,
+    call: Call,
+    choose: Callable[[TritonFunction, dict[str, Any]], TritonConfig],
 ) -> Call:
     """Return the call with what the decorators of its kernel add: a configuration, heuristics.
 
@@ -89,7 +92,7 @@ def expanded(
     return call._replace(template=tuple(template.items()), keywords=keywords)
 
 
-def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
+def all_configurations(op: str, source: Source, call: Call) -> Iterator[Call]:
     """Yield each call that `expanded` may return: one for each configuration."""
     count = 1
     if source.kind == "triton":
@@ -98,11 +101,11 @@ def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
         yield expanded(op, source, call, functools.partial(_numbered, number))
 
 
-def _numbered(number: int, declared: Function, _: dict[str, Any]) -> Config:
+def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> TritonConfig:
     return declared.configs[number]
 
 
-def declared_in(op: str, source: Source, function: str) -> Function:
+def declared_in(op: str, source: Source, function: str) -> TritonFunction:
     """Return a function of a Triton source, as read from its text.
 
     Raises DeclarationError for a missing file, LaunchError for a missing function.

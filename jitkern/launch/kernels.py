@@ -63,11 +63,11 @@ class Kernels:
     def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
         if name in FACTS:
             return self._asked().fact(name)
-        return self._configuration() if name == "config" else Function(self, name, ())
+        return self._configuration() if name == "config" else KernelFunction(self, name, ())
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: str) -> KernelFunction:
         """Return `k.<name>`, for a name that is not written in the launch function."""
-        return Function(self, name, ())
+        return KernelFunction(self, name, ())
 
     def workspace(
         self,
@@ -162,7 +162,7 @@ class Kernels:
         return self._config
 
 
-class Function:
+class KernelFunction:
     """The object `k.name` or `k.name[template arguments]`, whose call is a launch."""
 
     __slots__ = ("_kernels", "_name", "_template")
@@ -172,7 +172,7 @@ class Function:
         self._name = name
         self._template = template
 
-    def __getitem__(self, template: Mapping[str, Any]) -> Function:
+    def __getitem__(self, template: Mapping[str, Any]) -> KernelFunction:
         try:
             items = tuple(template.items())
         except AttributeError:
@@ -181,7 +181,7 @@ class Function:
                 f"and got a {type(template).__name__}; the grid is a keyword of the call: "
                 f"`k.{self._name}(…, grid=…)`"
             ) from None
-        return Function(self._kernels, self._name, items)
+        return KernelFunction(self._kernels, self._name, items)
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
         if not _KEYWORDS.issuperset(keywords):

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _Clock = Callable[[Launch, torch.device, Callable[[], object]], float]
 
 
-class Result(NamedTuple):
+class Measurement(NamedTuple):
     """What a configuration costs: the median of its times, infinite if it was left out, and why."""
 
     milliseconds: float
@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
 def measured(
     configs: Sequence[Any], device: torch.device, run: Callable[[Any], Launch], *, cold: bool
-) -> list[Result]:
+) -> list[Measurement]:
     """Return the result of each configuration; one that fails is left out.
 
     Raises the errors that concern all configurations.
@@ -55,13 +55,13 @@ def measured(
     results = []
     for candidate in configs:
         try:
-            results.append(Result(milliseconds(run, candidate, device, cold=cold)))
+            results.append(Measurement(milliseconds(run, candidate, device, cold=cold)))
         except (CompilerNotFound, DeclarationError, TargetError, CacheError):
             raise
         except RuntimeError as e:
             _log.info("leaving out configuration %s, which does not run: %s", candidate, e)
             _release(e)
-            results.append(Result(float("inf"), e))
+            results.append(Measurement(float("inf"), e))
     return results
 
 

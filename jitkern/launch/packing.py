@@ -1,7 +1,7 @@
 """Arguments of a launch from Python, quickly checked against a kernel's parameters.
 
-`Packs` accepts arguments that plainly fit; `arguments.checked` looks at all others, and says what
-is wrong with them, if anything is.
+`ArgumentPacker` accepts arguments that plainly fit; `arguments.checked` looks at all others, and
+says what is wrong with them, if anything is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Misfit(Exception):
     """An argument does not plainly fit its parameter."""
 
 
-class Packs:
+class ArgumentPacker:
     """The packing of arguments for these parameters, for kernels on a device."""
 
     def __init__(self, parameters: Sequence[str], device: torch.device) -> None:

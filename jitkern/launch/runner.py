@@ -18,11 +18,11 @@ from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.autotune import Choice, Situation
+from jitkern.launch.autotune import Choice, TuningKey
 from jitkern.launch.call import Call, checked_address, expanded, variant_of
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
-from jitkern.launch.packing import Packs
+from jitkern.launch.packing import ArgumentPacker
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.symbols import Unsupported
@@ -36,12 +36,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no 
 RETRY = 60.0  # seconds after which a background build that failed is tried again
 
 
-class Ready(NamedTuple):
+class PreparedLaunch(NamedTuple):
     """A kernel that is loaded: its name in messages (`what`), and its packs."""
 
     compiled: Compiled
     what: str
-    packs: Packs | None
+    packs: ArgumentPacker | None
 
 
 class Runner:
@@ -53,7 +53,7 @@ class Runner:
         self.target = target
         self.device = device
         self.where = f"{op} for {target}"
-        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self._ready: dict[tuple[Any, ...], PreparedLaunch] = {}
         self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claims: dict[Variant, tuple[int, float]] = {}  # process, and end of the claim
@@ -82,11 +82,11 @@ class Runner:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
         def choose(
-            declared: triton_text.Function, named: dict[str, Any]
-        ) -> triton_decorators.Config:
+            declared: triton_text.TritonFunction, named: dict[str, Any]
+        ) -> triton_decorators.TritonConfig:
             args = functools.cache(lambda: launch.measure.copies_for(call.args))
 
-            def launch_of(config: triton_decorators.Config) -> Launch:
+            def launch_of(config: triton_decorators.TritonConfig) -> Launch:
                 copy = call._replace(args=args())
                 complete = expanded(self.where, self.source, copy, lambda *_: config)
                 pairs = list(zip(copy.args, call.args))
@@ -102,7 +102,7 @@ class Runner:
 
                 return launch
 
-            situation = autotune.situation_of(declared, named)
+            situation = autotune.tuning_key_of(declared, named)
             choice = self._choice(call.function, declared.configs, situation, launch_of)
             return declared.configs[choice.number]
 
@@ -119,7 +119,7 @@ class Runner:
             return lambda: tuned(Kernels(self, lambda *_: config), *positional, **named)
 
         configs = autotune.configs_of(tuned, args, kwargs)
-        situation = autotune.situation_of_call(tuned, args, kwargs)
+        situation = autotune.tuning_key_of_call(tuned, args, kwargs)
         choice = self._choice("", configs, situation, launch_of, cold=tuned.tuning.cold)
         return configs[choice.number]
 
@@ -127,7 +127,7 @@ class Runner:
         self,
         function: str,
         configs: Sequence[Any],
-        situation: Situation,
+        situation: TuningKey,
         run: Callable[[Any], Launch],
         *,
         cold: bool = True,
@@ -141,7 +141,7 @@ class Runner:
             )  # fmt: skip
         return choice
 
-    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+    def chosen(self, function: str, configs: Sequence[Any], situation: TuningKey) -> Choice:
         """Return the choice made for the call that is being traced. Raises Unsupported."""
         choice = self._choices.get(repr((function, configs, situation)))
         if choice is None:
@@ -162,7 +162,7 @@ class Runner:
         """Return the variant that a call needs, loaded."""
         return self._of(call).compiled
 
-    def _of(self, call: Call) -> Ready:
+    def _of(self, call: Call) -> PreparedLaunch:
         form, pair = _form(call), None
         is_triton = self.source.kind == "triton"
         if is_triton:  # whose variant depends on the arguments, too
@@ -172,8 +172,10 @@ class Runner:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
-            packs = None if is_triton else Packs(compiled.parameters, self.device)
-            self._ready[form] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+            packs = None if is_triton else ArgumentPacker(compiled.parameters, self.device)
+            self._ready[form] = PreparedLaunch(
+                compiled, f"`{call.function}` of {self.where}", packs
+            )
         return self._ready[form]
 
     def loaded(self, variant: Variant) -> Any:
@@ -246,7 +248,7 @@ class CachedKernels:
         self.where = f"{op} for {target}"
         self.present = AbsentDevice(target)
 
-    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+    def chosen(self, function: str, configs: Sequence[Any], situation: TuningKey) -> Choice:
         """Return the choice that the cache holds for the device model. Raises Unsupported."""
         choice = autotune.published(
             self.op, self.source, function, self.target, self.model, configs, situation

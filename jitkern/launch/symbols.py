@@ -60,7 +60,7 @@ class Instruction(NamedTuple):
     line: int
 
 
-class Frozen(NamedTuple):
+class Specialized(NamedTuple):
     """A value that a variant holds for constant, and a description of its origin."""
 
     what: str
@@ -76,7 +76,7 @@ class Facts:
     def __init__(self, line: Callable[[], int]) -> None:
         self.instructions: list[Instruction] = []
         self.constants: dict[int, int] = {}  # their places, by their 64 bits
-        self.frozen: list[Frozen] = []
+        self.frozen: list[Specialized] = []
         self.line = line
         self.registers = 0
         self._count = 0
@@ -152,7 +152,7 @@ class Symbol:
         if self.hint != self.hint:
             raise Unsupported("a NaN that must be constant cannot be traced")
         self.facts.guard("EQUAL", self.register, self.facts.constant(self.hint), 1)
-        self.facts.frozen.append(Frozen(self.what, self.hint))
+        self.facts.frozen.append(Specialized(self.what, self.hint))
         return self.hint
 
     def __getattr__(self, name: str) -> Any:

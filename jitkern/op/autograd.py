@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import op as room
-from jitkern.op.recording import ALL, IN_C, RECORDED, plainly_on
+from jitkern.op.recording import ALL, CPP_RECORDER, RECORDED, plainly_on
 
 if TYPE_CHECKING:
     from jitkern.op.gradient import Gradient
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Autograd:
     """The function that Torch calls for an op at its Autograd key.
 
-    A call that needs no gradient goes on to the backend. For one that needs a gradient `nodes` has
+    A call that needs no gradient goes on to the backend. For one that needs a gradient
+    `autograd_functions` has
 
     1. the reference, for forward-mode differentiation;
     2. the gradient that `Op.backward` declared;
@@ -41,8 +42,8 @@ class Autograd:
     def differentiate(self, gradient: Gradient | None) -> None:
         """Record calls with this gradient from now on."""
         self.gradient, self.by_c = gradient, None
-        if IN_C.recorder:
-            IN_C.recorder.follow(self)
+        if CPP_RECORDER.recorder:
+            CPP_RECORDER.recorder.follow(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):
@@ -53,5 +54,5 @@ class Autograd:
             if gradient is not None and gradient.order:
                 room.recorder.count(self)
                 args, _ = self.op.signature.complete(args, {})
-                return room.nodes.record(self.op, gradient, *args)
-        return room.nodes.called(self, args, kwargs)
+                return room.autograd_functions.record(self.op, gradient, *args)
+        return room.autograd_functions.apply(self, args, kwargs)

@@ -45,7 +45,7 @@ class Backend:
         self.devices = Devices(op.name, device)
         self._sorted: tuple[Any, Any, list[Source]] = None, None, []
         self._implementation: Implementation | None = None
-        self._slot: runtime.slot.Slot | None = None
+        self._slot: runtime.variants.OpVariants | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.signature.complete(args, kwargs)
@@ -55,7 +55,7 @@ class Backend:
         return self.implementation(args, kwargs)
 
     def _recalled(
-        self, slot: runtime.slot.Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, slot: runtime.variants.OpVariants, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a record of the cache had one more variant for calls like this one."""
         op, declaration, made = self.op, self.op.declaration, self._implementation
@@ -90,12 +90,12 @@ class Backend:
         return listed
 
     @property
-    def slot(self) -> runtime.slot.Slot | None:
+    def slot(self) -> runtime.variants.OpVariants | None:
         """The op's place in the launch runtime; None if C cannot launch its kernels."""
         if self._slot is None and self.number is not None:
             with _making:
                 if self._slot is None:
-                    self._slot = runtime.slot.Slot(self.number, self.op.signature)
+                    self._slot = runtime.variants.OpVariants(self.number, self.op.signature)
         return self._slot
 
     @property
@@ -116,7 +116,7 @@ class Backend:
             self._slot.forget()
 
 
-class Elsewhere:
+class FallbackKernel:
     """The reference on all other devices, and the choice of a device for calls without tensors.
 
     A call without tensors runs on

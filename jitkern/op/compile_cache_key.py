@@ -16,7 +16,7 @@ from jitkern.source.kinds import Source, Triton
 from jitkern.trace.description import described
 
 # The files of jitkern that Torch traces: how a gradient is recorded, and how a reference runs.
-_OWN = ("autograd.py", "gradient.py", "nodes.py", "op.py")
+_OWN = ("autograd.py", "autograd_functions.py", "gradient.py", "op.py", "recording.py")
 
 
 def digest(ops: Mapping[str, Any]) -> str:

@@ -22,14 +22,14 @@ from jitkern.errors import (
     LaunchError,
     NotCached,
     TargetError,
+    error_site,
     is_ours,
-    raised_at,
     told,
 )
 from jitkern.launch.devices import Launcher
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare, say_why_not
-from jitkern.runtime.slot import Slot
+from jitkern.runtime.variants import OpVariants
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Implementation:
     slot: the op's slot in the launch runtime; None if C cannot launch its kernels.
     """
 
-    def __init__(self, backend: Backend, slot: Slot | None) -> None:
+    def __init__(self, backend: Backend, slot: OpVariants | None) -> None:
         self.backend = backend
         self.op = op = backend.op
         self.signature = op.signature
@@ -144,7 +144,7 @@ class Implementation:
             line = calls.record.line_of(op.name, op.module, self.device, kind, ordered)
             return line, str(self.backend.devices.target(device.index))
 
-        return jit.served_call.served(described)
+        return jit.current_call.served(described)
 
     def _run_told(
         self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
@@ -168,7 +168,7 @@ class Implementation:
         before = self._versions(args, kwargs) if op.signature.changed else []
         try:
             own_args, own_kwargs = _own(args, kwargs) if self._has_lists else (args, kwargs)
-            result = trace.quick.runnable(function)(kernels, *own_args, **own_kwargs)
+            result = trace.fast_check.with_fast_check(function)(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
@@ -188,7 +188,7 @@ class Implementation:
 
         What an author raises on purpose, as by `torch._check`, stays as it is.
         """
-        place = raised_at(e, function)
+        place = error_site(e, function)
         if isinstance(e, _MISTAKES):
             if hasattr(e, "add_note"):  # from Python 3.11
                 e.add_note(f"{place}raised in the launch function of {self.op.name}")
@@ -217,7 +217,7 @@ class Implementation:
 
     def _link(
         self,
-        slot: Slot,
+        slot: OpVariants,
         generation: int,
         source: Source,
         runner: Runner,
@@ -237,9 +237,15 @@ class Implementation:
         if generation != self._generation:
             return  # the op was declared again while the call ran; `calls` may be of the new one
         if calls.is_due() and not jit.capturing():
-            linker, keywords, settings = runtime.linker, frozenset(kwargs), config.current()
-            linker.link(
-                linker.MissedCall(slot, calls, launcher, runner, ordered, keywords, settings, tried)
+            specializer, keywords, settings = (
+                runtime.specializer,
+                frozenset(kwargs),
+                config.current(),
+            )
+            specializer.specialize(
+                specializer.MissedCall(
+                    slot, calls, launcher, runner, ordered, keywords, settings, tried
+                )
             )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -276,7 +282,7 @@ class Implementation:
                 runner.give_back(variant)
 
         if runner.claim(variant):
-            jit.served_call.described()  # for the copy of the context, which keeps no tensor
+            jit.current_call.described()  # for the copy of the context, which keeps no tensor
             threading.Thread(
                 target=contextvars.copy_context().run, args=(build,),
                 name=f"jitkern {variant.op}", daemon=True,

@@ -34,7 +34,7 @@ def inside_backward() -> bool:
     return _depth.value > 0
 
 
-class Order:
+class ArgumentLayout:
     """The places of values in a call of an op without lists of tensors: arguments, then results.
 
     tensors: the places of the tensor inputs. saved, plain: the places of the tensors, and of the
@@ -102,7 +102,7 @@ class Gradient:
                 "call it from an autograd.Function, as under `In place` in docs/author_guide.md"
             )
         lists = any(str(a.type) == "List[Tensor]" for a in (*schema.arguments, *schema.returns))
-        self.order = Order(self) if not lists else None
+        self.order = ArgumentLayout(self) if not lists else None
         clash = {*self.inputs} & {*self.outputs, *self.grads, *self.needs, "needs"}
         if clash:
             raise DeclarationError(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitkern.calls.samples import Sample, ShapesAlone
-from jitkern.errors import DeclarationError, JitkernError, called_at, raised_at, told
+from jitkern.errors import DeclarationError, JitkernError, call_site, error_site, told
 from jitkern.launch.autotune import configs_of
-from jitkern.launch.call import Call, every_expansion, variant_of
+from jitkern.launch.call import Call, all_configurations, variant_of
 from jitkern.launch.kernels import Choose, Kernels, LeftToReference, check_result
 from jitkern.launch.resources.device_view import AbsentDevice
 from jitkern.launch.tuned import Tuned
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Choices = list[list[list[Variant]]]
 
 
-class Unit(NamedTuple):
+class NeededKernels(NamedTuple):
     """Kernels, and the calls that use all of them; without calls for an Extension.
 
     variants: each with the line that launches it, `kernel.py:19: `.
@@ -61,11 +61,11 @@ def needs_of(op: Op, source: Source, device: str, target: Target | None = None) 
 
 def units_of(
     op: Op, source: Source, device: str, samples: Sequence[Sample], target: Target | None = None
-) -> tuple[list[Unit], list[str]]:
+) -> tuple[list[NeededKernels], list[str]]:
     """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
-        return [Unit({Variant(op.name, source): ""}, [], [], {})] if samples else [], []
-    units: dict[frozenset[Variant], Unit] = {}
+        return [NeededKernels({Variant(op.name, source): ""}, [], [], {})] if samples else [], []
+    units: dict[frozenset[Variant], NeededKernels] = {}
     problems: dict[str, None] = {}
     for sample in samples:
         used, choices, refused = (
@@ -73,7 +73,7 @@ def units_of(
             else _used(op, source, device, sample, target)
         )  # fmt: skip
         if choices:
-            unit = units.setdefault(frozenset(used), Unit(used, [], [], {}))
+            unit = units.setdefault(frozenset(used), NeededKernels(used, [], [], {}))
             unit.calls.append(sample.args)
             unit.choices.append(choices)
             unit.left_out.update(dict.fromkeys(refused))
@@ -99,7 +99,7 @@ def _used(
             launches: list[tuple[list[Variant], str]] = []
 
             def add(found: list[Variant], to: list[tuple[list[Variant], str]] = launches) -> None:
-                to.append((found, called_at(file)))
+                to.append((found, call_site(file)))
 
             try:
                 run(_variants_to(op, source, add))
@@ -120,7 +120,7 @@ def _used(
 
 def _failure(e: Exception, function: Callable[..., Any], sample: Sample) -> str:
     text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-    return f"{raised_at(e, function)}its launch function failed on {sample.origin}: {text}"
+    return f"{error_site(e, function)}its launch function failed on {sample.origin}: {text}"
 
 
 def runs_of(
@@ -157,7 +157,7 @@ def _variants_to(
     """Return a replacement for launches that passes the variants of each launch to `add`."""
 
     def note(call: Call) -> None:
-        expansions = every_expansion(op.name, source, call)
+        expansions = all_configurations(op.name, source, call)
         add([variant_of(op.name, source, expansion)[0] for expansion in expansions])
 
     return note

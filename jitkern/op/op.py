@@ -25,11 +25,11 @@ from jitkern import (
     trace,
 )
 from jitkern.calls.signature import Signature, tensors_in
-from jitkern.errors import DeclarationError, LaunchError, called_at, defined_at, raised_at
+from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, error_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.all_ops import OPS, key_compile_caches
 from jitkern.op.autograd import Autograd
-from jitkern.op.backend import Backend, Batched, Elsewhere
+from jitkern.op.backend import Backend, Batched, FallbackKernel
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
@@ -77,7 +77,7 @@ class Declaration(NamedTuple):
     cost: Function | None = None
 
 
-class _OfEach:
+class LazyAttribute:
     """An attribute that each op computes when it is asked for; the class itself has `of_class`."""
 
     def __init__(self, function: str, of_class: str | None = None) -> None:
@@ -95,8 +95,8 @@ class Op(Generic[Result]):
     it, `scale: Op[Tensor] = kernel(...)` says what a call returns.
     """
 
-    __doc__: Any = _OfEach("doc", __doc__)
-    __signature__ = _OfEach("signature")
+    __doc__: Any = LazyAttribute("doc", __doc__)
+    __signature__ = LazyAttribute("signature")
 
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
         self.signature = signature
@@ -196,7 +196,7 @@ class Op(Generic[Result]):
             self._forget_compiled()
         return function
 
-    @config.trimmed
+    @config.hide_internal_frames
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
         """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
         self._check_kinds("launch", kinds)
@@ -206,7 +206,7 @@ class Op(Generic[Result]):
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
             kept: Function = function
             if isinstance(function, functools.partial):
-                kept = trace.quick.from_partial(function)
+                kept = trace.fast_check.from_partial(function)
             self._declare(launchers={**launchers, **dict.fromkeys(kinds, kept)})
             self._forget()
             if again:
@@ -215,7 +215,7 @@ class Op(Generic[Result]):
 
         return keep
 
-    @config.trimmed
+    @config.hide_internal_frames
     def tune(
         self, *kinds: str, key: Function | None = None, inputs: Function | None = None,
         cold: bool = False,
@@ -257,7 +257,7 @@ class Op(Generic[Result]):
 
             near = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
             raise DeclarationError(
-                f"{self.name}: {called_at()}{method}() takes {', '.join(sorted(known))}, "
+                f"{self.name}: {call_site()}{method}() takes {', '.join(sorted(known))}, "
                 f"got {kinds}" + (f"; did you mean {near[0]!r}?" if near else "")
             )
 
@@ -269,7 +269,7 @@ class Op(Generic[Result]):
             self._forget_compiled()
         return function
 
-    @config.trimmed
+    @config.hide_internal_frames
     def backward(self, function: Function) -> Function:
         """Decorator: the gradient. Called with an op, it makes that op the gradient.
 
@@ -336,7 +336,7 @@ class Op(Generic[Result]):
                     problem = f"{defined_at(function)}{origin} does not fit the op: {why}; {_YIELD}"
                     drawn.append(calls.samples.Sample(origin, args, problem if why else ""))
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
-            place, what = raised_at(e, function), f"{type(e).__name__}: {e}"
+            place, what = error_site(e, function), f"{type(e).__name__}: {e}"
             problem = f"{place}its samples failed after {len(drawn)}: {what}"
             drawn.append(calls.samples.Sample("", problem=problem))
         return drawn
@@ -363,7 +363,7 @@ class Op(Generic[Result]):
 
     def launcher(self, source: Source, device: str) -> Function:
         """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""
-        return trace.quick.runnable(self.written(source, device))
+        return trace.fast_check.with_fast_check(self.written(source, device))
 
     def written(self, source: Source, device: str) -> Function:
         """Return the launch function for this source as its author wrote it, or a `Tuned` one.
@@ -391,7 +391,7 @@ class Op(Generic[Result]):
         for device in DEVICES:
             self._implement(device, library)
         functions: dict[str, Function] = {
-            "CompositeExplicitAutograd": handled(Elsewhere(self)),
+            "CompositeExplicitAutograd": handled(FallbackKernel(self)),
             "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
         }
         if {*self.signature.results} != {"T"} or "[]" in self.schema or self.signature.changed:
@@ -448,7 +448,7 @@ class Op(Generic[Result]):
         declaration = self.declaration
         launchers = declaration.launchers
         if declaration.fake:  # its author's code decides about tensors beside those on a GPU
-            return trace.quick.runnable(declaration.fake)(*args, **kwargs)
+            return trace.fast_check.with_fast_check(declaration.fake)(*args, **kwargs)
         of_place = (s.kind for s in self.sources.get(place.type, ()))
         for kind in (*of_place, place.type, *launchers):
             if kind in launchers:
@@ -458,7 +458,7 @@ class Op(Generic[Result]):
                 kernels = launch.kernels.Kernels(
                     launch.kernels.ignore, None, launch.resources.device_view.faked(device, place)
                 )
-                return trace.quick.runnable(launcher)(kernels, *args, **kwargs)
+                return trace.fast_check.with_fast_check(launcher)(kernels, *args, **kwargs)
         return self.run_reference(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-// Records calls of ops that have a gradient, as `_RecordedPlainly` of nodes.py does, without Python until the
+// Records calls of ops that have a gradient, as `_RecordedPlainly` of autograd_functions.py does, without Python until the
 // backward, and in the backward too where the gradient is an op. The launch runtime calls `record` for a call that no
 // mode and no transform sees.
 #define AT_PER_OPERATOR_HEADERS  // else headers include all of ATen's operators, which takes seconds

@@ -1,9 +1,9 @@
 """The C++ node that records calls of ops for Autograd: `recorder.cpp`, an artifact like any other.
 
-Python records (`op/nodes.py`) the calls that the node does not know, and all calls until the
-node is loaded; that costs more than the call itself. The node is looked up in the cache at the
-first call that Python records, and built once a process has recorded ENOUGH calls, as one that
-trains does: both in the background.
+Python records (`op/autograd_functions.py`) the calls that the node does not know, and all calls
+until the node is loaded; that costs more than the call itself. The node is looked up in the cache
+at the first call that Python records, and built once a process has recorded ENOUGH calls, as one
+that trains does: both in the background.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
 NAME = "jitkern_recorder"
 _KINDS = frozenset("TtiIfFbBsS")  # of arguments that the node knows; see runtime.c
-_BUILDER = builds.Builder("jitkern recorder")
+_BUILDER = builds.WorkQueue("jitkern recorder")
 _log = logging.getLogger(__name__)
 
 
@@ -108,7 +108,7 @@ def count(recorded: Autograd) -> None:
     if recorded.by_c is None:
         gradient = recorded.gradient
         recorded.by_c = recorded.slot is not None and serves(recorded.op.signature, gradient)
-    if not recorded.by_c or recording.IN_C.recorder:
+    if not recorded.by_c or recording.CPP_RECORDER.recorder:
         return
     number = next(_state.numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
@@ -123,7 +123,7 @@ def _load(*, may_compile: bool) -> None:
     except (JitkernError, OSError) as e:
         _log.debug("Python records the calls that need a gradient: %s", e)
         return
-    recording.IN_C.recorder = recorder = Recorder(*functions())
+    recording.CPP_RECORDER.recorder = recorder = Recorder(*functions())
     for recorded in [*recording.ALL]:
         recorder.follow(recorded)
 

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from jitkern.op.recorder import Recorder
 
 
-class _Depth(threading.local):
+class _RecordingDepth(threading.local):
     """The number of recorded calls that this thread is inside of."""
 
     value = 0
 
 
-class _InC:
+class _CppRecorder:
     """The C++ that records calls in place of Python, once it is loaded."""
 
     recorder: Recorder | None = None
 
 
-DEPTH = _Depth()
-IN_C = _InC()
+DEPTH = _RecordingDepth()
+CPP_RECORDER = _CppRecorder()
 ALL: list[Autograd] = []  # of all ops
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OTHERS = (torch.Tensor, list, tuple)  # a list may hold tensors
@@ -43,7 +43,9 @@ _gradients_enabled = torch.is_grad_enabled
 
 def recording() -> bool:
     """Whether this thread is inside the forward of an op whose gradient is recorded."""
-    return DEPTH.value > 0 or (IN_C.recorder is not None and IN_C.recorder.recording())
+    return DEPTH.value > 0 or (
+        CPP_RECORDER.recorder is not None and CPP_RECORDER.recorder.recording()
+    )
 
 
 def plainly_on(args: Sequence[Any]) -> str:

@@ -10,9 +10,9 @@ import torch
 
 from jitkern.cache.entry import Entry
 from jitkern.calls.signature import class_of
-from jitkern.errors import JitkernError, NotCached, raised_at
+from jitkern.errors import JitkernError, NotCached, error_site
 from jitkern.launch.autotune import choices_of
-from jitkern.launch.call import Call, every_expansion, variant_of
+from jitkern.launch.call import Call, all_configurations, variant_of
 from jitkern.launch.devices import Launcher
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.runner import CachedKernels
@@ -21,7 +21,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
-from jitkern.runtime.records import Class, entry_of, keep
+from jitkern.runtime.records import CallClass, entry_of, keep
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace import trace
@@ -43,7 +43,7 @@ class _Known(CachedKernels):
         return self._compiled[variant]
 
 
-class Traced(NamedTuple):
+class TracedCall(NamedTuple):
     """A trace that a sample uses, and the described arguments of the sample."""
 
     trace: trace.Traced
@@ -63,7 +63,7 @@ def refused_by(
     kernels = _Known(op.name, source, target)
 
     def check(call: Call) -> None:
-        for expansion in every_expansion(op.name, source, call):
+        for expansion in all_configurations(op.name, source, call):
             with contextlib.suppress(NotCached):
                 kernels.check(expansion)
 
@@ -75,7 +75,7 @@ def refused_by(
                 run(check)
             except Exception as e:  # noqa: BLE001  whatever its author's code raises
                 text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-                refused.append(f"{raised_at(e, op.written(source, target.device))}{text}")
+                refused.append(f"{error_site(e, op.written(source, target.device))}{text}")
             else:
                 break
         else:
@@ -85,7 +85,7 @@ def refused_by(
 
 def traces_of(
     op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
-) -> tuple[list[Traced], list[str]]:
+) -> tuple[list[TracedCall], list[str]]:
     """Return the traces that calls use, and the reasons why other calls keep the Python launcher.
 
     Calls whose kernels are not in the cache are left out.
@@ -94,7 +94,7 @@ def traces_of(
         return [], []
     if op.signature.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
-    traces: dict[tuple[Any, ...], Traced] = {}
+    traces: dict[tuple[Any, ...], TracedCall] = {}
     reasons: dict[str, None] = {}
     known = [_Known(op.name, source, target, model) for model in _models(op, source, target)]
     for call in calls:
@@ -124,34 +124,34 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
 
 def _traced(
     op: Op, source: Source, target: Target, kernels: CachedKernels, call: tuple[Any, ...]
-) -> Traced:
+) -> TracedCall:
     """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = described(op.signature.in_order(args, kwargs))
     function, _, _, device = _launcher(op, source, target)
     keywords = frozenset(kwargs)
-    return Traced(
+    return TracedCall(
         trace.trace(op.signature, function, descriptions, keywords, device, kernels), descriptions
     )
 
 
 def kept(
-    op: Op, source: Source, target: Target, traces: Sequence[Traced]
-) -> Iterator[tuple[Traced, Entry | None]]:
+    op: Op, source: Source, target: Target, traces: Sequence[TracedCall]
+) -> Iterator[tuple[TracedCall, Entry | None]]:
     """Yield each trace with the entry of its record, or None if there is none."""
     launcher = _launcher(op, source, target)
     for traced in traces:
-        calls = Class.of(op.signature, launcher, traced.trace.world, traced.args)
+        calls = CallClass.of(op.signature, launcher, traced.trace.world, traced.args)
         yield traced, entry_of(calls, traced.trace)
 
 
 def keep_all(
-    op: Op, source: Source, target: Target, traces: Sequence[Traced]
+    op: Op, source: Source, target: Target, traces: Sequence[TracedCall]
 ) -> list[tuple[Entry, bool]]:
     """Publish the records of traces; returns their entries, each with whether it is new."""
     launcher = _launcher(op, source, target)
     results = [
-        keep(Class.of(op.signature, launcher, traced.world, args), traced)
+        keep(CallClass.of(op.signature, launcher, traced.world, args), traced)
         for traced, args in traces
     ]
     return [result for result in results if result]

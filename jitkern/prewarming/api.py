@@ -15,7 +15,7 @@ from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.shards import announced, shard_of
 from jitkern.prewarming.tasks import Group, Result, Step
-from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
+from jitkern.prewarming.wanted import OpCalls, read_recording, recorded_calls
 from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from jitkern.prewarming.parts import Executor
 
 
-@config.trimmed
+@config.hide_internal_frames
 def prewarm(
-    ops: Iterable[Op | str | Wanted] = (),
+    ops: Iterable[Op | str | OpCalls] = (),
     targets: Iterable[Target | str] = (),
     *,
     recording: str | os.PathLike[str] | None = None,
@@ -88,7 +88,7 @@ def prewarm(
         return [*builder.build(groups_of(chosen, parsed)), *rest]
 
 
-def groups_of(chosen: Iterable[Wanted], targets: Sequence[Target]) -> list[Group]:
+def groups_of(chosen: Iterable[OpCalls], targets: Sequence[Target]) -> list[Group]:
     """Return each source of the ops for each target that it is for."""
     return [
         Group(wanted, source, target)
@@ -98,8 +98,8 @@ def groups_of(chosen: Iterable[Wanted], targets: Sequence[Target]) -> list[Group
     ]
 
 
-def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
-    chosen: dict[str, Wanted] = {}
+def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
+    chosen: dict[str, OpCalls] = {}
     for item in ops:
         if isinstance(item, str):
             matches = ops_named(item)
@@ -108,11 +108,11 @@ def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
                     f"`{item}` is no declared op or namespace: import its module first. There "
                     f"are: {', '.join(sorted(all_ops()))}"
                 )
-            chosen.update({op.name: Wanted(op) for op in matches})
+            chosen.update({op.name: OpCalls(op) for op in matches})
         else:
-            wanted = item if isinstance(item, Wanted) else Wanted(item)
+            wanted = item if isinstance(item, OpCalls) else OpCalls(item)
             chosen[wanted.op.name] = wanted
-    return [*chosen.values()] or [Wanted(op) for _, op in sorted(all_ops().items())]
+    return [*chosen.values()] or [OpCalls(op) for _, op in sorted(all_ops().items())]
 
 
 def _check_declared(path: Path, modules: dict[str, str]) -> None:
@@ -123,7 +123,7 @@ def _check_declared(path: Path, modules: dict[str, str]) -> None:
             )
 
 
-def _without_calls(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Result]:
+def _without_calls(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Result]:
     """Return a Result for each op without known calls."""
     lacking = []
     for wanted in chosen:
@@ -142,7 +142,7 @@ def _without_calls(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[
     return lacking
 
 
-def _unmatched(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Result]:
+def _unmatched(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Result]:
     """Return a Result for each recorded call that no target or source fits."""
     results = []
     for wanted in chosen:

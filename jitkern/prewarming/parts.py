@@ -31,7 +31,7 @@ from jitkern.op import recorder
 from jitkern.op.all_ops import OPS
 from jitkern.prewarming import pool
 from jitkern.prewarming.tasks import NOT_TRIED, Kernel, Result, Step, compilers_of, entries_of
-from jitkern.runtime import binding, own_code
+from jitkern.runtime import binding, code_version
 from jitkern.source.defining_file import unit_of
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -152,7 +152,7 @@ class Workers:
 
     def _part(self, kernels: Sequence[Kernel]) -> Part:
         orders = [_order(kernel) for kernel in kernels]
-        return Part(orders, self._settings, self._keep_going, own_code.digest())
+        return Part(orders, self._settings, self._keep_going, code_version.digest())
 
     def _outcomes(self, parts: Sequence[Part]) -> Iterator[tuple[int, Outcome | str]]:
         """Yield the number of each part with its outcome, or with the reason for having none.
@@ -270,7 +270,7 @@ def perform(part: Part) -> Outcome:
 
 
 def _performed(part: Part) -> tuple[bytes, list[Result]]:
-    if part.code != own_code.digest():
+    if part.code != code_version.digest():
         raise DeclarationError(
             f"the jitkern on {platform.node()} is not the one that started the prewarm: install "
             "the same version in the same way on both"

@@ -14,7 +14,7 @@ from jitkern.errors import JitkernError, SettingError
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import digest_of
 from jitkern.prewarming.tasks import Group
-from jitkern.prewarming.wanted import Wanted
+from jitkern.prewarming.wanted import OpCalls
 from jitkern.source.kinds import ITSELF, Variant
 from jitkern.trace.world import world_of
 
@@ -119,25 +119,25 @@ def _number(engine: Engine, name: str, environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def shard_of(every: Iterable[Wanted], part: int, parts: int) -> list[Wanted]:
+def shard_of(every: Iterable[OpCalls], part: int, parts: int) -> list[OpCalls]:
     """Keep only the calls that shard `part` (from 1) of `parts` must prewarm.
 
     The sets of kernels that calls use are dealt out evenly, so that one part builds a kernel and
     the launch records that need it. Every machine deals alike, whatever its targets.
     """
     every = list(every)
-    units: dict[Unit, tuple[Wanted, list[Sample]]] = {}
+    units: dict[Unit, tuple[OpCalls, list[Sample]]] = {}
     for wanted in every:
         for unit, call in _units(wanted):
             units.setdefault(unit, (wanted, []))[1].append(call)
-    shard: dict[Wanted, dict[tuple[str, str], list[Sample]]] = {wanted: {} for wanted in every}
+    shard: dict[OpCalls, dict[tuple[str, str], list[Sample]]] = {wanted: {} for wanted in every}
     for device, kind, digest in sorted(units)[part - 1 :: parts]:
         wanted, calls = units[device, kind, digest]
         shard[wanted].setdefault((device, kind), []).extend(calls)
-    return [Wanted(wanted.op, calls, node=wanted.node) for wanted, calls in shard.items()]
+    return [OpCalls(wanted.op, calls, node=wanted.node) for wanted, calls in shard.items()]
 
 
-def _units(wanted: Wanted) -> Iterator[tuple[Unit, Sample]]:
+def _units(wanted: OpCalls) -> Iterator[tuple[Unit, Sample]]:
     op = wanted.op
     for device, sources in op.sources.items():
         for source in sources:

@@ -22,7 +22,7 @@ from jitkern.errors import (
 )
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
-from jitkern.prewarming.wanted import Wanted
+from jitkern.prewarming.wanted import OpCalls
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 
@@ -32,7 +32,7 @@ NOT_TRIED = "not tried after a failed build; see --keep-going"
 class Group(NamedTuple):
     """A source of an op, for a target."""
 
-    wanted: Wanted
+    wanted: OpCalls
     source: Source
     target: Target
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jitkern.calls import record
-from jitkern.calls.record import Call
+from jitkern.calls.record import RecordedCall
 from jitkern.calls.samples import Sample, spelt
 from jitkern.errors import DeclarationError
 from jitkern.op import recorder
@@ -16,7 +16,7 @@ from jitkern.source.kinds import ITSELF, Source
 Calls = Mapping[tuple[str, str], Sequence[Sample]]  # by device and kind of source
 
 
-class Wanted:
+class OpCalls:
     """An op, and the calls to prewarm it for.
 
     calls: the calls of a recording or of a shard, by device and kind of source; None for the
@@ -37,14 +37,14 @@ class Wanted:
         return self.op.prewarm_samples() if calls is None else calls
 
 
-def spelt_calls(op: Op, texts: Iterable[str], devices: Iterable[str]) -> Wanted:
+def spelt_calls(op: Op, texts: Iterable[str], devices: Iterable[str]) -> OpCalls:
     """Return an op with calls that are spelt as texts, like `f16[64, 1000], 2.0`."""
     calls = spelt(op.signature, texts)
     kinds = [(device, source.kind) for device in devices for source in op.sources.get(device, ())]
-    return Wanted(op, dict.fromkeys(kinds, calls))
+    return OpCalls(op, dict.fromkeys(kinds, calls))
 
 
-def read_recording(path: Path) -> list[Call]:
+def read_recording(path: Path) -> list[RecordedCall]:
     """Return the calls of a recording. Raises DeclarationError for a file that is no recording."""
     try:
         recorded = record.read(path)
@@ -55,7 +55,9 @@ def read_recording(path: Path) -> list[Call]:
     return recorded
 
 
-def recorded_calls(ops: Iterable[Op], recorded: Sequence[Call], path: Path) -> list[Wanted]:
+def recorded_calls(
+    ops: Iterable[Op], recorded: Sequence[RecordedCall], path: Path
+) -> list[OpCalls]:
     """Return the ops, each with its calls in a recording.
 
     The node that records calls for Autograd is wanted if the recorded run needed gradients.
@@ -70,4 +72,4 @@ def recorded_calls(ops: Iterable[Op], recorded: Sequence[Call], path: Path) -> l
             problem = f"{origin} does not fit the op: {why}" if why else ""
             sample = Sample(origin, call.args, problem)
             calls[call.op].setdefault((call.device, call.kind), []).append(sample)
-    return [Wanted(op, calls[op.name], node=op.name in differentiated) for op in ops]
+    return [OpCalls(op, calls[op.name], node=op.name in differentiated) for op in ops]

@@ -58,7 +58,7 @@ class FileKernel(RawKernel):
         """The variant that is compiled for these template arguments."""
         return variant_of(self.op, self.source, self._call((), {}))[0]
 
-    @config.trimmed
+    @config.hide_internal_frames
     def compile(self, target: Target | str | None = None) -> Entry:
         """Return the kernel's entry in the cache, built if need be; a named target needs no device.
 
@@ -111,7 +111,7 @@ class CppKernel(FileKernel):
             raise
 
 
-@config.trimmed
+@config.hide_internal_frames
 def cuda_kernel(
     path: str | Path = "",
     name: str = "",
@@ -144,7 +144,7 @@ def cuda_kernel(
     return kernel[template] if template else kernel
 
 
-@config.trimmed
+@config.hide_internal_frames
 def cpp_kernel(
     path: str | Path = "",
     name: str = "",
@@ -182,7 +182,7 @@ def _source(
             f'give either a file and a function, ("scale{kind.suffixes[0]}", "scale"), or a text '
             'and a function, (text=..., name="scale")'
         )
-    frame = sys._getframe(3)  # above `trimmed`
+    frame = sys._getframe(3)  # above `hide_internal_frames`
     if text:
         plain = re.sub(r"\W.*", "", cpp_text.last_name(name))
         file = f"{plain or 'text'}{kind.suffixes[0]}"

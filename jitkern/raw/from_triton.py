@@ -16,7 +16,7 @@ import torch
 from jitkern import config, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
-from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
+from jitkern.launch.call import Call, all_configurations, declared_in, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Triton, Variant
@@ -54,10 +54,10 @@ class TritonKernel(RawKernel):
         device, `meta` too.
         """
         call = self._call(args, {"grid": 1, **keywords})
-        expanded = every_expansion(self.op, self.source, call)
+        expanded = all_configurations(self.op, self.source, call)
         return [variant_of(self.op, self.source, expansion)[0] for expansion in expanded]
 
-    @config.trimmed
+    @config.hide_internal_frames
     def compile(
         self, *args: Any, target: Target | str | None = None, **keywords: Any
     ) -> list[Entry]:
@@ -113,7 +113,7 @@ class TritonKernel(RawKernel):
         return Call(self.function, tuple(template), tuple(rest), options)
 
 
-@config.trimmed
+@config.hide_internal_frames
 def triton_kernel(
     function: Any, *, environment: Sequence[str] = (), target: Target | str | None = None
 ) -> TritonKernel:

@@ -11,7 +11,7 @@ from jitkern.errors import JitkernError, SettingError
 from jitkern.remote import bundles, layout, trust
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.opening import opened
-from jitkern.remote.patience import within
+from jitkern.remote.patience import run_with_timeout
 from jitkern.remote.publish import probe
 from jitkern.remote.store import Object, Readable, Service, Store, Unavailable, shown
 
@@ -77,7 +77,9 @@ def _reached(name: str, store: Readable) -> Check:
         return Check(name, ok=True, value=f"{latency}, and builds what is missing")
     if root is None:
         if isinstance(store, Store):  # a missing bucket answers as a missing object does
-            within(config.current().remote_timeout, lambda: next(iter(store.list("")), None))
+            run_with_timeout(
+                config.current().remote_timeout, lambda: next(iter(store.list("")), None)
+            )
         value = f"{latency}, but has no {layout.ROOT}: nothing was pushed here yet"
         remedy = f"check bucket and path of the URL; to fill it: {PUSH}"
         return Check(name, ok=False, value=value, remedy=remedy)
@@ -153,4 +155,4 @@ def _builds(store: Readable) -> bool:
 
 def _get(store: Readable, name: str, limit: int) -> Object | None:
     """Return an object, asked for once. Raises Unavailable."""
-    return within(config.current().remote_timeout, lambda: store.get(name, limit=limit))
+    return run_with_timeout(config.current().remote_timeout, lambda: store.get(name, limit=limit))

@@ -34,7 +34,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout, trust
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.opening import opened
-from jitkern.remote.patience import Breaker, Patience, Resting, within
+from jitkern.remote.patience import Breaker, CircuitOpen, Deadline, run_with_timeout
 from jitkern.remote.store import (
     Object,
     Readable,
@@ -153,8 +153,8 @@ class Remote:
         if why and time.monotonic() - at < FRESH:
             return why
         try:
-            why = self._brought(miss, Patience(self.breaker, budget))
-        except Resting as e:
+            why = self._brought(miss, Deadline(self.breaker, budget))
+        except CircuitOpen as e:
             return f"it is not asked: {e}"
         except CacheError:
             raise
@@ -173,11 +173,11 @@ class Remote:
 
     def place_of(self, cache: Cache, key: Key) -> str:
         """Return in words where the remote has an entry. Raises nothing."""
-        patience = Patience(self.breaker, self._timeout)
+        patience = Deadline(self.breaker, self._timeout)
         try:
             trust.keys_for(self._given, config.current(), cache.root)
             read = self._index(layout.machine_of(key.target), patience)
-        except Resting as e:
+        except CircuitOpen as e:
             return f"not asked: {e}"
         except (JitkernError, Unavailable) as e:
             return str(e)
@@ -187,7 +187,7 @@ class Remote:
         more = ["entries of their own"] * read.listing.loose + ["builds"] * read.builds
         return f"no{', unless by ' * bool(more)}{' or '.join(more)}"
 
-    def _brought(self, miss: Miss, patience: Patience) -> str:
+    def _brought(self, miss: Miss, patience: Deadline) -> str:
         keys = trust.keys_for(self._given, config.current(), miss.cache.root)
         machine = layout.machine_of(miss.key.target)
         index, _, builds, _ = self._index(machine, patience)
@@ -200,9 +200,9 @@ class Remote:
             return self._built(self.store, miss, keys, patience)
         return f"it has no such entry for {machine}"
 
-    def _index(self, machine: str, patience: Patience) -> _Read:
+    def _index(self, machine: str, patience: Deadline) -> _Read:
         """Return the index of a machine, at most a minute old. Raises as `store` and `ask` do."""
-        within(patience.left, lambda: self.store)  # whose errors are none of the remote
+        run_with_timeout(patience.left, lambda: self.store)  # whose errors are none of the remote
         if not self._lock.acquire(timeout=patience.left):
             raise Unavailable("another thread still waits for its index")
         try:
@@ -213,7 +213,7 @@ class Remote:
         finally:
             self._lock.release()
 
-    def _read_index(self, machine: str, old: _Read | None, patience: Patience) -> _Read:
+    def _read_index(self, machine: str, old: _Read | None, patience: Deadline) -> _Read:
         name, store = layout.index_of(machine), self.store
         index, tag = (old.listing, old.tag) if old else (Index(), None)
         try:
@@ -230,7 +230,7 @@ class Remote:
         return _Read(index, tag, builds, time.monotonic())
 
     def _bundle(
-        self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], patience: Patience
+        self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], patience: Deadline
     ) -> bool:
         """Adopt a bundle that lists the entry; return whether the entry is there then."""
         name = layout.bundle_of(machine, bundle.file)
@@ -250,7 +250,7 @@ class Remote:
                 return self._refuse(name, str(e))
             return self._adopt(miss, name, data, keys)
 
-    def _entry(self, miss: Miss, keys: tuple[str, ...], patience: Patience) -> bool:
+    def _entry(self, miss: Miss, keys: tuple[str, ...], patience: Deadline) -> bool:
         """Adopt the object of the entry alone, if there is one."""
         place = miss.key.target, miss.key.name
         name = layout.entry_of(*place)
@@ -260,7 +260,7 @@ class Remote:
         return found is not None and self._adopt(miss, name, found.data, keys, place)
 
     def _built(
-        self, service: Service, miss: Miss, keys: tuple[str, ...], patience: Patience
+        self, service: Service, miss: Miss, keys: tuple[str, ...], patience: Deadline
     ) -> str:
         """Have a service build what a call needs; return "", or why it has not."""
         known = miss.call()
@@ -291,7 +291,7 @@ class Remote:
             self._warn(f"the remote {self.url}: {why}")
         return why
 
-    def _got(self, name: str, limit: int, patience: Patience) -> Object | None:
+    def _got(self, name: str, limit: int, patience: Deadline) -> Object | None:
         """Return an object, which may take all that is left of the budget."""
         left = MOST_TAKEN - sum(remote.taken for remote in [*_remotes.values()])
         if left <= 0:
@@ -329,7 +329,7 @@ class Remote:
         return True
 
     def _alone(
-        self, miss: Miss, name: str, what: str, patience: Patience
+        self, miss: Miss, name: str, what: str, patience: Deadline
     ) -> AbstractContextManager[None]:
         """Hold a lock of this host, so that one process fetches what several of them miss."""
         text = f"{self.url} {name} {miss.cache.root}"

@@ -31,11 +31,11 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Resting(Unavailable):
+class CircuitOpen(Unavailable):
     """The remote is not asked, because it failed or refused this client a moment ago."""
 
 
-def within(seconds: float | None, work: Callable[[], _T]) -> _T:
+def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
     """Return what `work` returns, or raise what it raises. Ctrl-C ends the wait at once.
 
     Raises Unavailable after `seconds`; None for a wait without an end.
@@ -73,7 +73,7 @@ def insist(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
     """Return what `ask` returns, for a command: asked again after failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:
-            return within(None, functools.partial(ask, *args, **options))
+            return run_with_timeout(None, functools.partial(ask, *args, **options))
         except (Refused, TooLarge, Forked):
             raise
         except Unavailable:
@@ -133,7 +133,7 @@ class Breaker:
             )  # fmt: skip
 
 
-class Patience:
+class Deadline:
     """The patience for one miss: at most `budget` seconds, all requests and pauses together."""
 
     def __init__(self, breaker: Breaker, budget: float) -> None:
@@ -160,7 +160,7 @@ class Patience:
         while True:
             wait = self._allowed(timeout)
             try:
-                answer = within(wait, request)
+                answer = run_with_timeout(wait, request)
             except Throttled as e:
                 seconds = pause(0.1, busy)
                 busy += 1
@@ -189,7 +189,7 @@ class Patience:
     def _allowed(self, timeout: float) -> float:
         """Return the seconds that a try may take. Raises Unavailable if there is to be none."""
         if why := self._breaker.open():
-            raise Resting(why)
+            raise CircuitOpen(why)
         if self.left <= 0:
             raise Unavailable(f"the budget of {self.budget:.3g} s is used up")
         return min(timeout, self.left)

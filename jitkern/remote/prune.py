@@ -2,7 +2,8 @@
 
 Buckets have no eviction of their own. A bundle is deleted only when no index names it and it is a
 day old by the store's own clock: a push that is under way writes what it names again if that is
-older than `publish.FRESH`.
+older than `publish.FRESH`. Between the look and the deletion a whole push may pass: therefore a
+push looks once more after its index is written, and a prune reads the indexes once more afterwards.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
         binding as binding,
         builds as builds,
         code_page as code_page,
+        code_version as code_version,
         freshness as freshness,
         guards as guards,
-        linker as linker,
-        own_code as own_code,
         records as records,
-        slot as slot,
+        specializer as specializer,
         symbols as symbols,
         trampoline as trampoline,
+        variants as variants,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -188,7 +188,7 @@ class Runtime:
         self.library.jitkern_prefer(everywhere, here)
 
 
-class _State:
+class _RuntimeState:
     """The state of the runtime in this process."""
 
     runtime: Runtime | None = None
@@ -196,7 +196,7 @@ class _State:
     building = False
 
 
-_state = _State()
+_state = _RuntimeState()
 _lock = threading.Lock()
 _waiting: collections.deque[Callable[[Runtime], object]] = collections.deque()
 
@@ -234,7 +234,7 @@ def prepare() -> bool:
         return True
     settings = config.current()
     if (settings.compile != "never" or settings.remotes) and not _state.building:
-        jit.served_call.described()  # for the copy of the context, which keeps no tensor
+        jit.current_call.described()  # for the copy of the context, which keeps no tensor
         _state.building = room.builds.RUNTIME.later(lambda: _take(may_compile=True))
     return False
 

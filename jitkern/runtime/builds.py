@@ -23,7 +23,7 @@ WAITING = 128  # pieces of work that may wait; beyond that, later calls ask agai
 _log = logging.getLogger(__name__)
 
 
-class Builder:
+class WorkQueue:
     """A queue of work and the thread that does the work; empty in a forked child."""
 
     def __init__(self, name: str) -> None:
@@ -73,8 +73,8 @@ class Builder:
                 _log.exception("%s: a build in the background failed", self.name)
 
 
-BUILDERS: list[Builder] = []
-RUNTIME = Builder("jitkern runtime")
+BUILDERS: list[WorkQueue] = []
+RUNTIME = WorkQueue("jitkern runtime")
 
 
 def settle() -> None:

@@ -28,7 +28,7 @@ from jitkern.cache.records import Reference, reference_to
 from jitkern.calls.signature import class_of, example_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.runtime import binding, own_code
+from jitkern.runtime import binding, code_version
 from jitkern.source.kinds import Generated, Source
 from jitkern.trace.program import Program, parsed_program
 
@@ -65,7 +65,7 @@ class Record(NamedTuple):
         return not self.constant or self.example == example
 
 
-class Kept(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record in the cache: its entry, its content, and what that means."""
 
     entry: Entry
@@ -73,8 +73,8 @@ class Kept(NamedTuple):
     record: Record
 
 
-class Class(NamedTuple):
-    """Calls of one class: what the keys of their records are made of."""
+class CallClass(NamedTuple):
+    """CallClassState of one class: what the keys of their records are made of."""
 
     signature: Signature
     launcher: Launcher
@@ -85,7 +85,7 @@ class Class(NamedTuple):
     @classmethod
     def of(
         cls, signature: Signature, launcher: Launcher, world: World, args: Sequence[Any]
-    ) -> Class:
+    ) -> CallClass:
         """Return the class of a call with these arguments."""
         return cls(signature, launcher, world, class_of(args), example_of(args))
 
@@ -95,7 +95,7 @@ class Class(NamedTuple):
         model: the device model that they are for, "" for any.
         """
         (function, source, target, device), world = self.launcher, self.world
-        code = own_code.digest()
+        code = code_version.digest()
         if world.refusal or not world.kept or not code:
             return None
         flags = source.every_flag
@@ -119,7 +119,7 @@ def reader() -> records.Reader:
     return records.Reader(config.current(), lambda *place: jit.open_cache().look_up(*place).entry)
 
 
-def found(calls: Class, read: records.Reader) -> list[Kept]:
+def found(calls: CallClass, read: records.Reader) -> list[StoredRecord]:
     """Return the records of a class of calls, likely ones first; odd ones are left out."""
     models = [""]
     if calls.launcher.source.kind == "triton" or hasattr(calls.launcher.function, "tuning"):
@@ -128,17 +128,17 @@ def found(calls: Class, read: records.Reader) -> list[Kept]:
     return sorted(of_keys(read, *keys), key=lambda one: one.record.example != calls.example)
 
 
-def of_keys(read: records.Reader, *keys: Key) -> Iterator[Kept]:
+def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
     """Yield the records of these keys, whatever files they are for; odd ones are left out."""
     for entry in read.alternatives(*keys):
         try:
             content = records.content_of(entry)
-            yield Kept(entry, content, _record(content))
+            yield StoredRecord(entry, content, _record(content))
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             _log.info("%s is not used: %s", entry.path, e)
 
 
-def is_fresh(kept: Kept, op: str, source: Source, target: targets.Target) -> bool:
+def is_fresh(kept: StoredRecord, op: str, source: Source, target: targets.Target) -> bool:
     """Return whether a record is for the files of a source as they are now. Raises nothing."""
     try:
         return room.freshness.holds(op, source, target, kept.content)
@@ -173,7 +173,7 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) for v in value)
 
 
-def keep(calls: Class, traced: Traced) -> tuple[Entry, bool] | None:
+def keep(calls: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     """Publish the record of a trace; returns its entry, and whether the entry is new.
 
     Returns None for calls that have no records, without a measured choice, for a source that was
@@ -185,8 +185,8 @@ def keep(calls: Class, traced: Traced) -> tuple[Entry, bool] | None:
     needed = key and room.freshness.dependencies(source, target, kernels)
     if not key or not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
-    known: list[Kept] = []
-    stale: list[Kept] = []
+    known: list[StoredRecord] = []
+    stale: list[StoredRecord] = []
     read = reader()
     for one in of_keys(read, key):
         (known if is_fresh(one, op, source, target) else stale).append(one)
@@ -198,7 +198,7 @@ def keep(calls: Class, traced: Traced) -> tuple[Entry, bool] | None:
         if _is_of(one, calls, traced):
             read.used(one.entry)
             return one.entry, False
-    if not own_code.is_what_runs():
+    if not code_version.is_what_runs():
         return None
     cache = jit.open_cache()
     free, bound = ([one for one in known if one.record.constant == c] for c in (False, True))
@@ -212,7 +212,7 @@ def keep(calls: Class, traced: Traced) -> tuple[Entry, bool] | None:
     return (new, True) if new else None
 
 
-def entry_of(calls: Class, traced: Traced) -> Entry | None:
+def entry_of(calls: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the record of a trace, or None if there is none."""
     (_, source, target, _), op = calls.launcher, calls.signature.name
     key = calls.key(traced.model or "")
@@ -224,7 +224,7 @@ def entry_of(calls: Class, traced: Traced) -> Entry | None:
     return next(found, None)
 
 
-def _is_of(kept: Kept, calls: Class, traced: Traced) -> bool:
+def _is_of(kept: StoredRecord, calls: CallClass, traced: Traced) -> bool:
     """Return whether a record has the program and the kernels of a trace."""
     kernels = tuple(kernel.reference for kernel in traced.kernels)
     record = kept.record

@@ -263,7 +263,7 @@ def expected() -> bool:
 @functools.cache
 def _may_be_cached() -> bool:
     """Whether a layer of the cache has a folder named like an entry of the launch runtime."""
-    layers = files.owned.layers(config.current())
+    layers = files.trust.layers(config.current())
     return any(any((layer.root / VERSION).glob("*/runtime-*")) for layer in layers)
 
 

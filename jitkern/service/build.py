@@ -10,14 +10,14 @@ from jitkern.cache.store import Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.calls import record
-from jitkern.calls.record import Call
+from jitkern.calls.record import RecordedCall
 from jitkern.calls.samples import Sample
 from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
 from jitkern.prewarming.tasks import entries_of
-from jitkern.prewarming.wanted import Wanted
+from jitkern.prewarming.wanted import OpCalls
 from jitkern.remote.bundles import digest_of
 from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked
@@ -96,12 +96,12 @@ class Build:
             sum(result.status == "built" for result in results),
         )  # fmt: skip
 
-    def _wanted(self, call: Call) -> Wanted:
+    def _wanted(self, call: RecordedCall) -> OpCalls:
         op = self._ops[call.op]
         misfit = op.signature.misfit(call.args)
         sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
         # No client waits for the node, which takes 20 s: what was prewarmed here is handed out.
-        return Wanted(op, {(call.device, call.kind): [sample]}, node=False)
+        return OpCalls(op, {(call.device, call.kind): [sample]}, node=False)
 
 
 def _files_of(entry: Entry) -> dict[str, str]:

@@ -23,7 +23,7 @@ from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.bundle import fitting
 from jitkern.errors import JitkernError
-from jitkern.files.owned import Layer
+from jitkern.files.trust import Layer
 from jitkern.remote.bundles import grouped, packed
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.layout import machine_or_none

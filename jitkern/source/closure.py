@@ -7,7 +7,7 @@ holds every file of the kernel's folder and the names of the files in the other 
 Triton: the file and the modules of its own package that it imports, read and not imported.
 
 The files that compiler, assembler and linker opened are compared with this after each build
-(`compilers.opened.check`).
+(`compilers.dependencies.check`).
 """
 
 from __future__ import annotations

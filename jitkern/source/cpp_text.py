@@ -29,7 +29,7 @@ DEFINE = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[
 _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 
 
-class Function(NamedTuple):
+class CppFunction(NamedTuple):
     """A function, its name qualified by the namespaces around it.
 
     template: the names of its template parameters, None if it is no template. parameters: the text
@@ -48,7 +48,7 @@ class Function(NamedTuple):
         return self.name + (f"<{', '.join(self.template)}>" if self.template else "")
 
 
-class Declaration(NamedTuple):
+class CppDeclaration(NamedTuple):
     """Offsets in a text of a declaration and its parts.
 
     begin, end: of the declaration. rest: where its template heads end. head: where its head ends.
@@ -84,13 +84,13 @@ def line_directive(path: Path) -> str:
     return f'#line 1 "{literal}"\n'
 
 
-def functions_in(text: str, macros: Iterable[str] = ()) -> list[Function]:
+def functions_in(text: str, macros: Iterable[str] = ()) -> list[CppFunction]:
     """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
     shown, declared = declared_in(text, macros)
     return [function for d in declared if d.function and (function := _function(shown, d))]
 
 
-def declared_in(text: str, macros: Iterable[str] = ()) -> tuple[str, list[Declaration]]:
+def declared_in(text: str, macros: Iterable[str] = ()) -> tuple[str, list[CppDeclaration]]:
     """The text as `code_of` returns it, and its declarations; none if brackets do not balance."""
     shown = code_of(text, macros)
     try:
@@ -99,7 +99,7 @@ def declared_in(text: str, macros: Iterable[str] = ()) -> tuple[str, list[Declar
         return shown, []
 
 
-def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
+def kernels_in(text: str, headers: Iterable[str] = ()) -> list[CppFunction]:
     """The `__global__` functions of a text; a declaration is left out if the text defines it.
 
     headers: texts that may define a macro for `__global__`, as the file itself may.
@@ -129,13 +129,13 @@ def macros_in(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield from re.findall(DEFINE, text)
 
 
-def named(functions: Iterable[Function], name: str) -> list[Function]:
+def named(functions: Iterable[CppFunction], name: str) -> list[CppFunction]:
     """The functions that `name` may refer to: `k`, `a::k`, `k<float>`, `k(float*)`."""
     plain = plain_name(name)
     return [f for f in functions if f.name == plain or f.name.endswith(f"::{plain}")]
 
 
-def overloads(functions: Iterable[Function], name: str) -> str:
+def overloads(functions: Iterable[CppFunction], name: str) -> str:
     """A hint for a name that means several functions or a template; "" if no function matches."""
     matches = dict.fromkeys(named(functions, name))
     templates = [f.template for f in matches if f.template]
@@ -198,7 +198,7 @@ def blanks(text: str) -> str:
     return re.sub(r"[^\r\n]", " ", text)
 
 
-def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[Declaration]:
+def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[CppDeclaration]:
     """The declarations between two offsets; namespaces and `extern "C"` blocks are entered."""
     scopes = re.compile(_SCOPE)
     while (begin := _past(r"[\s;]*", shown, begin)) < end:
@@ -215,7 +215,7 @@ def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[
             begin = declaration.end
 
 
-def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
+def _declaration(shown: str, begin: int, end: int, scope: str) -> CppDeclaration:
     begin = _past(r"(?:\s*(?:public|private|protected)\s*:(?!:))*\s*", shown, begin)
     rest = _past_templates(shown, begin)
     at, sign = _next(shown, rest, end, "={;")
@@ -230,7 +230,7 @@ def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
         past = body[1]
     else:
         past, _ = _next(shown, at, end, ";")
-    return Declaration(begin, rest, at, body, min(past + 1, end), scope, function)
+    return CppDeclaration(begin, rest, at, body, min(past + 1, end), scope, function)
 
 
 def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
@@ -305,7 +305,7 @@ def _is_specifier(name: str) -> bool:
     return name in _NO_NAMES or (name.startswith("__") and name.endswith("__"))
 
 
-def _function(shown: str, declaration: Declaration) -> Function | None:
+def _function(shown: str, declaration: CppDeclaration) -> CppFunction | None:
     begin, rest, at, body, *_ = declaration
     head = shown[rest:at]
     parts = _parameters(head)
@@ -315,7 +315,7 @@ def _function(shown: str, declaration: Declaration) -> Function | None:
     parameters = re.sub(r"\s+", " ", shown[rest + first + 1 : rest + last]).strip()
     words = frozenset(re.findall(r"\w+", shown[begin : rest + first]))
     template = _template_names(shown[begin:rest])
-    return Function(declaration.scope + name, template, parameters, words, body is not None)
+    return CppFunction(declaration.scope + name, template, parameters, words, body is not None)
 
 
 def _template_names(heads: str) -> tuple[str, ...] | None:

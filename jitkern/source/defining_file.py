@@ -11,7 +11,7 @@ from jitkern.errors import DeclarationError
 from jitkern.source.kinds import Source
 
 if TYPE_CHECKING:
-    from jitkern.source.cpp_text import Function
+    from jitkern.source.cpp_text import CppFunction
 
 
 def unit_of(source: Source, function: str) -> Source:
@@ -51,7 +51,7 @@ def unit_of(source: Source, function: str) -> Source:
     raise DeclarationError(f"no file has a function `{function}`; there are: {'; '.join(listed)}")
 
 
-def _names(functions: list[Function]) -> list[str]:
+def _names(functions: list[CppFunction]) -> list[str]:
     kernels = [f for f in functions if "__global__" in f.words]
     return list(dict.fromkeys(f.spelled for f in kernels or functions if f.defined))
 

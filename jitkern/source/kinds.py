@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jitkern import config, source as room
-from jitkern.errors import DeclarationError, called_at
+from jitkern.errors import DeclarationError, call_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import Constant
 
@@ -69,7 +69,7 @@ def shared_include() -> str:
 
 def _refusal(text: str) -> DeclarationError:
     """The error for a source that is declared wrongly, with the line that declares it."""
-    return DeclarationError(called_at() + text)
+    return DeclarationError(call_site() + text)
 
 
 def unknown_keyword(what: str, given: Iterable[str], known: Iterable[str]) -> str:
@@ -141,7 +141,7 @@ class Source:
     __signature__ = _Signature()
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
-    @config.trimmed
+    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -315,7 +315,7 @@ class Cuda(Source):
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.cuda.nvrtc:Nvrtc"
 
-    @config.trimmed
+    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -351,7 +351,7 @@ class Cpp(Source):
     runs: ClassVar[str] = HOST
     compiler: ClassVar[str] = "jitkern.compilers.cpp.cc:Cc"
 
-    @config.trimmed
+    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -385,7 +385,7 @@ class Triton(Source):
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     one_file: ClassVar[bool] = True
 
-    @config.trimmed
+    @config.hide_internal_frames
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
             files, more = room.triton_function.source_of(files)
@@ -432,7 +432,7 @@ class Extension(Source):
     runs: ClassVar[str] = ITSELF
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
 
-    @config.trimmed
+    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),

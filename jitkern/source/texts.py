@@ -13,7 +13,7 @@ import linecache
 import re
 from typing import TYPE_CHECKING, Any
 
-from jitkern.cache.process_root import private_root
+from jitkern.cache.temporary_cache import private_root
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 

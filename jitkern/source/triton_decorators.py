@@ -24,11 +24,11 @@ _OF_COMPILING = {"version", "repr", "launch_metadata", "debug", "noinline"}
 _OF_MEASURING = {"warmup", "rep", "use_cuda_graph", "do_bench", "cache_results"}
 
 
-class Unsupported(Exception):
+class UnsupportedDecorator(Exception):
     """A decorator says what launches do not do; the message names it."""
 
 
-class Config(NamedTuple):
+class TritonConfig(NamedTuple):
     """A `triton.Config`: constexprs, and compile options such as num_warps."""
 
     constexprs: tuple[tuple[str, Constant], ...]
@@ -46,7 +46,7 @@ class Decorators(NamedTuple):
     function: Any
     plain: frozenset[str]
     unaligned: frozenset[str]
-    configs: tuple[Config, ...] = ()
+    configs: tuple[TritonConfig, ...] = ()
     key: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ def _heuristics(values: dict[str, Any]) -> Any:
 def _refuse(what: str, **unsupported: object) -> None:
     for name, value in unsupported.items():
         if value is not None:
-            raise Unsupported(
+            raise UnsupportedDecorator(
                 f"`{name}` of {what} is not supported: remove it, and list the configurations that "
                 "remain, with `reset_to_zero` or `restore_value` for what a hook prepares"
             )
@@ -175,7 +175,8 @@ KNOWN: dict[str, Any] = {  # by their names in `triton`
 def read(value: Any) -> Decorators:
     """Return the decorators that made `value` of a Python function, as data.
 
-    Raises Unsupported for what launches do not do, TypeError for what is no Triton function.
+    Raises UnsupportedDecorator for what launches do not do, and TypeError for what is no Triton
+    function.
     """
     heuristics: list[Heuristic] = []
     tuner, before = None, 0
@@ -183,7 +184,9 @@ def read(value: Any) -> Decorators:
         if kind == "Heuristics":
             heuristics += value.values.items()
         elif tuner:
-            raise Unsupported("two `@triton.autotune` above one function are not supported")
+            raise UnsupportedDecorator(
+                "two `@triton.autotune` above one function are not supported"
+            )
         else:
             tuner, before = value, len(heuristics)
         value = value.fn
@@ -212,14 +215,14 @@ def _kind(value: Any) -> str:
     return kind.__name__.removeprefix("_") if ours or kind.__module__.startswith("triton.") else ""
 
 
-def _config(config: Any) -> Config:
+def _config(config: Any) -> TritonConfig:
     _refuse("triton.Config", pre_hook=config.pre_hook, ir_override=config.ir_override)
     options = {name: getattr(config, name) for name in TRITON_OPTIONS}
     if options["num_ctas"] == 1:
         del options["num_ctas"]
     if not options["maxnreg"]:
         del options["maxnreg"]
-    return Config(tuple(config.kwargs.items()), tuple(options.items()))
+    return TritonConfig(tuple(config.kwargs.items()), tuple(options.items()))
 
 
 def _named(listed: Iterable[Any], names: list[str]) -> frozenset[str]:

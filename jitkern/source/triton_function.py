@@ -78,7 +78,7 @@ def check(function: Any, declared: triton_text.Functions) -> None:
         try:
             real = triton_decorators.read(function)
             found = declared.decorators(name)
-        except (TypeError, triton_decorators.Unsupported) as e:
+        except (TypeError, triton_decorators.UnsupportedDecorator) as e:
             raise DeclarationError(f"`{name}`: {e}") from e
         except KeyError:
             told = f"the text has no function `{name}`"
@@ -96,14 +96,14 @@ def text_of(functions: Iterable[types.FunctionType]) -> tuple[str, list[texts.Sp
 
     Raises DeclarationError for what `source_of` refuses, and for a name with two meanings.
     """
-    writer = _Writer()
+    writer = _ModuleWriter()
     for function in functions:
         if function not in writer.added:
             writer.add_function(function)
     return writer.module()
 
 
-class _Writer:
+class _ModuleWriter:
     """The statements of a module, each name once."""
 
     def __init__(self) -> None:

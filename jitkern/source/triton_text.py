@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.errors import CompileError
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, Constant
 from jitkern.source.triton_decorators import (
     KNOWN,
-    Config,
     Decorators,
     Heuristic,
     Standin,
-    Unsupported,
+    TritonConfig,
+    UnsupportedDecorator,
     read,
     unwrapped,
 )
@@ -42,7 +42,7 @@ PURE = frozenset((  # modules whose results follow from arguments alone
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-class Function(NamedTuple):
+class TritonFunction(NamedTuple):
     """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
 
     configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
@@ -59,27 +59,27 @@ class Function(NamedTuple):
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
     annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever the argument
-    configs: tuple[Config, ...] = ()
+    configs: tuple[TritonConfig, ...] = ()
     key: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
 
-    def of_config(self, config: Config) -> dict[str, Constant]:
+    def of_config(self, config: TritonConfig) -> dict[str, Constant]:
         """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
         options = {name: value for name, value in config.options if name in self.parameters}
         return {**options, **dict(config.constexprs)}
 
 
-class Functions(Mapping[str, Function]):
+class Functions(Mapping[str, TritonFunction]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._module = _Module(path, tree)
-        self._read: dict[str, Function] = {}
+        self._read: dict[str, TritonFunction] = {}
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: str) -> TritonFunction:
         if name not in self._read:
             self._read[name] = self._module.function(name)
         return self._read[name]
@@ -97,7 +97,7 @@ class Functions(Mapping[str, Function]):
 
 def functions(path: Path) -> Functions:
     """The jit functions of a file, read once for each state of it. Raises CompileError."""
-    return _functions(str(path), owned.state(path.stat()))
+    return _functions(str(path), trust.state(path.stat()))
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     return Functions(path, tree)
 
 
-def _function(node: ast.FunctionDef, found: Decorators, path: str) -> Function:
+def _function(node: ast.FunctionDef, found: Decorators, path: str) -> TritonFunction:
     positional = [*node.args.posonlyargs, *node.args.args]
     parameters = [*positional, *node.args.kwonlyargs]
     names = [parameter.arg for parameter in parameters]
@@ -127,7 +127,7 @@ def _function(node: ast.FunctionDef, found: Decorators, path: str) -> Function:
         if expression
         for value in _literal(expression)
     }
-    return Function(
+    return TritonFunction(
         tuple(names),
         constexprs,
         tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
@@ -260,7 +260,7 @@ def _explained(path: str, line: int) -> Iterator[None]:
         yield
     except CompileError:
         raise
-    except Unsupported as e:
+    except UnsupportedDecorator as e:
         raise CompileError(f"{path}({line}): error: {e}") from e
     except Exception as e:
         raise CompileError(
@@ -315,12 +315,12 @@ class _Module:
             value = names[name]
         try:
             return read(value)
-        except Unsupported as e:
+        except UnsupportedDecorator as e:
             raise CompileError(f"{self.path}({givers[-1]}): error: {e}") from e
         except TypeError:
             raise KeyError(name) from None
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> TritonFunction:
         """A function, as its text declares it. Raises KeyError and CompileError."""
         found = self.decorators(name)
         code = unwrapped(found.function).__code__

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jitkern.trace.values import ABSENT
-from jitkern.trace.world import Called, Function, Known, Namespace, Node, Table, Trapped, World
+from jitkern.trace.world import (
+    Called,
+    FollowedDict,
+    FollowedFunction,
+    Function,
+    Known,
+    Namespace,
+    Trapped,
+    World,
+)
 
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
 
@@ -41,7 +50,7 @@ class _Copying:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[FollowedFunction],
         seen: Mapping[int, Any],
         trap: Callable[[Any, str], Any] | None,
     ) -> None:
@@ -86,7 +95,7 @@ class _Copying:
             vars(module).update(members)
             return module
         value = part.value
-        if isinstance(part, Table) and self._trap is not None:
+        if isinstance(part, FollowedDict) and self._trap is not None:
             if id(value) not in self._tables:
                 table = self._tables[id(value)] = ReadOnlyDict()
                 for key, member in part.members.items():

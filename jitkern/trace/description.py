@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from jitkern.trace.reads import reads_of
+from jitkern.trace.global_names import code_names
 from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
 from jitkern.trace.world import content_of
 
@@ -178,7 +178,7 @@ def _of_code(code: types.CodeType) -> tuple[str, list[tuple[str, tuple[str, ...]
 
     The third of each is whether it is a variable of the enclosing function.
     """
-    reads = [(read.name, read.attributes, read.cell) for read in reads_of(code).reads]
+    reads = [(read.name, read.attributes, read.cell) for read in code_names(code).reads]
     return spelled_code(code), [*dict.fromkeys(reads)]
 
 

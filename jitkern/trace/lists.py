@@ -15,7 +15,7 @@ import torch
 from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.program import TABLE
-from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder, table_words
+from jitkern.trace.recorder import DTYPE_CODES, Described, Tracer, table_words
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
 _MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a program
@@ -25,7 +25,7 @@ class TensorList:
     """The list of tensors at one place among the arguments."""
 
     def __init__(
-        self, recorder: Recorder, place: int, label: str, described: Sequence[Described]
+        self, recorder: Tracer, place: int, label: str, described: Sequence[Described]
     ) -> None:
         self._recorder = recorder
         self._place = place
@@ -140,7 +140,7 @@ class _TracedTable(Table):
     """
 
     def __init__(
-        self, recorder: Recorder, where: tuple[int, int, int], described: Sequence[Described],
+        self, recorder: Tracer, where: tuple[int, int, int], described: Sequence[Described],
         capacity: int, chunk: int,
     ) -> None:  # fmt: skip
         self._recorder = recorder

@@ -44,7 +44,7 @@ _active = threading.local()  # the recorder of this thread's trace
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def recording(recorder: Tracer) -> Iterator[None]:
     """Make `recorder` note the allocations of this thread while the block runs."""
     before, _active.recorder = getattr(_active, "recorder", None), recorder
     try:
@@ -55,7 +55,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
     """Return the proxy that torch.empty, torch.zeros_like and the like make in a trace."""
-    recorder: Recorder = _active.recorder
+    recorder: Tracer = _active.recorder
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if name.endswith("_like"):
         proxy = recorder.like(*args, **kwargs)
@@ -69,7 +69,7 @@ def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
 
 def default_dtype() -> torch.dtype:
     """Return the default dtype, which the trace of this thread depends on from now on."""
-    recorder: Recorder = _active.recorder
+    recorder: Tracer = _active.recorder
     return recorder.default_dtype()
 
 
@@ -113,7 +113,7 @@ def described(args: Sequence[Any]) -> list[Any]:
 Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads the cache
 
 
-class Recorder:
+class Tracer:
     """The recorder that the proxies of one trace share."""
 
     def __init__(
@@ -416,15 +416,15 @@ class Recorder:
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune`, and guard all that the choice depends on."""
         configs = autotune.configs_of(tuned, args, kwargs)
-        return configs[self._choice("", configs, autotune.situation_of_call(tuned, args, kwargs))]
+        return configs[self._choice("", configs, autotune.tuning_key_of_call(tuned, args, kwargs))]
 
     def _autotuned(
-        self, function: str, declared: triton_text.Function, named: dict[str, Any]
-    ) -> triton_decorators.Config:
-        situation = autotune.situation_of(declared, named)
+        self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
+    ) -> triton_decorators.TritonConfig:
+        situation = autotune.tuning_key_of(declared, named)
         return declared.configs[self._choice(function, declared.configs, situation)]
 
-    def _choice(self, function: str, configs: Sequence[Any], situation: autotune.Situation) -> int:
+    def _choice(self, function: str, configs: Sequence[Any], situation: autotune.TuningKey) -> int:
         number, model = self._kernels_of.chosen(function, configs, situation)
         if model != "" and self.model is not None:
             self.model = model

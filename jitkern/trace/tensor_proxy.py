@@ -18,7 +18,7 @@ from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
-    from jitkern.trace.recorder import Recorder
+    from jitkern.trace.recorder import Tracer
 
 
 class Shape(tuple[Any, ...]):
@@ -96,7 +96,7 @@ class TensorProxy:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Tracer,
         memory: Memory,
         dtype: torch.dtype,
         shape: Sequence[Any],

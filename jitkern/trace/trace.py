@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from jitkern.calls.signature import Parameter, Signature
-from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
+from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, error_site
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.kernels import Kernels
-from jitkern.launch.symbols import READS, Frozen, Instruction, Unsupported, line_in, running
+from jitkern.launch.symbols import READS, Instruction, Specialized, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.lists import TensorList
 from jitkern.trace.program import Program, encoded, operands_of
-from jitkern.trace.recorder import Provider, Recorder, described, recording
-from jitkern.trace.seen import traceable
+from jitkern.trace.recorder import Provider, Tracer, described, recording
+from jitkern.trace.stand_ins import traceable
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
@@ -40,7 +40,7 @@ class Traced(NamedTuple):
     program: Program
     steps: list[Instruction]
     kernels: list[Compiled]
-    frozen: list[Frozen]
+    frozen: list[Specialized]
     model: str | None
     world: World
 
@@ -67,7 +67,7 @@ def trace(
         raise Unsupported(refusal)
     if world.compares and world.tensors:
         raise Unsupported(world.compares)
-    recorder = Recorder(device, kernels_of, line_in(code), len(parameters))
+    recorder = Tracer(device, kernels_of, line_in(code), len(parameters))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
@@ -85,7 +85,7 @@ def trace(
     except (CompilerNotFound, TargetError, CacheError, LoadError):
         raise  # a kernel is not available now
     except Exception as e:
-        raise Unsupported(f"{raised_at(e, function)}{_reason_of(e)}") from e
+        raise Unsupported(f"{error_site(e, function)}{_reason_of(e)}") from e
     finally:
         running.facts, running.problem = outer
     steps = _needed([*recorder.facts.instructions, *recorder.actions])
@@ -105,7 +105,7 @@ def _needed(steps: Sequence[Instruction]) -> list[Instruction]:
 
 
 def _arguments(
-    recorder: Recorder, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
+    recorder: Tracer, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
 ) -> list[Any]:
     """Return the proxies of the arguments.
 
@@ -139,7 +139,7 @@ def _arguments(
     return proxies
 
 
-def _number(recorder: Recorder, parameter: Parameter, place: int, value: Any) -> Any:
+def _number(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
     """Return what stands for a number, a bool or None."""
     kind, facts = parameter.kind, recorder.facts
     if kind.isupper():
@@ -154,7 +154,7 @@ def _number(recorder: Recorder, parameter: Parameter, place: int, value: Any) ->
     return recorder.symbol(at, number, f"`{parameter.name}`")
 
 
-def _list(recorder: Recorder, parameter: Parameter, place: int, value: Any) -> Any:
+def _list(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
     """Return what stands for a list or a string; strings, bools and lengths are guarded."""
     facts, name = recorder.facts, parameter.name
     if parameter.kind in "LV":

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.reads import Read, Refusal, reads_of
+from jitkern.trace.global_names import Read, Refusal, code_names
 from jitkern.trace.values import (
     ABSENT,
     homes_of,
@@ -78,7 +78,7 @@ class Trapped(NamedTuple):
     what: str
 
 
-class Table(NamedTuple):
+class FollowedDict(NamedTuple):
     """A dict in the closed copy, which is guarded key by key, in their order."""
 
     value: dict[Any, Any]
@@ -92,7 +92,7 @@ class Called(NamedTuple):
     number: int
 
 
-class Node:
+class FollowedFunction:
     """A function to copy, with the values of its names, enclosing variables and defaults."""
 
     def __init__(self, function: types.FunctionType) -> None:
@@ -112,7 +112,7 @@ class World:
 
     def __init__(self, functions: Iterable[Function]) -> None:
         self.bindings: dict[tuple[int, str], Binding] = {}
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, FollowedDict] = {}
         self.members: list[Member] = []  # of cells, dicts and modules
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
@@ -123,7 +123,7 @@ class World:
         self.attributes: set[str] = set()
         self.compares = ""  # where a function may ask if two arguments are one object
         self.tensors = False  # whether a function reads a tensor, which may be an argument too
-        self.nodes: list[Node] = []
+        self.nodes: list[FollowedFunction] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._spelled: list[str] = []
         self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
@@ -176,9 +176,9 @@ class World:
         entry: Any = _no_function
         if not isinstance(function, types.FunctionType):
             refusal = f"it is a {type(function).__name__}, not a Python function"
-        elif not (refusal := _refusal(function, reads_of(function.__code__).refusals)):
+        elif not (refusal := _refusal(function, code_names(function.__code__).refusals)):
             entry = function
-            handlers = reads_of(function.__code__).handlers
+            handlers = code_names(function.__code__).handlers
             self.handler = self.handler or _refusal(function, handlers)
         self.refusal = self.refusal or refusal
         return self._follow(entry)
@@ -188,14 +188,14 @@ class World:
         if id(function) in self._numbers:
             return self._numbers[id(function)]
         number = self._numbers[id(function)] = len(self.nodes)
-        node = Node(function)
+        node = FollowedFunction(function)
         self.nodes.append(node)
         code = function.__code__
         self.functions.append(
             (function, code, function.__defaults__, function.__kwdefaults__),
         )
         self._spelled.append(f"function {spelled_code(code)}")
-        reads = reads_of(code)
+        reads = code_names(code)
         self.attributes |= reads.attributes
         self.compares = self.compares or _refusal(function, reads.compares)
         self.kept &= not reads.sets
@@ -211,7 +211,7 @@ class World:
                 self._merge(node.names, read.name, self._global(function, read))
         return number
 
-    def _follow_cells(self, node: Node, reads: Iterable[Read]) -> None:
+    def _follow_cells(self, node: FollowedFunction, reads: Iterable[Read]) -> None:
         function = node.function
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             value = content_of(cell, "cell_contents")
@@ -300,7 +300,7 @@ class World:
         if type(value) is types.FunctionType and not all(
             home.startswith("torch.") for home in homes_of(value)
         ):
-            reads = reads_of(value.__code__)
+            reads = code_names(value.__code__)
             refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
                 return self._not_followed(value, refusal)
@@ -330,9 +330,9 @@ class World:
         """Return the number of an object that this world keeps, in the order that they are met."""
         return self._numbered.setdefault(id(value), len(self._numbered))
 
-    def _table(self, value: dict[Any, Any], name: str) -> Table:
+    def _table(self, value: dict[Any, Any], name: str) -> FollowedDict:
         if id(value) not in self.tables:
-            table = self.tables[id(value)] = Table(value, [*value.items()], {})
+            table = self.tables[id(value)] = FollowedDict(value, [*value.items()], {})
             self.members.append(Member(value, "size", len(value)))
             self._spelled.append(f"dict of {len(value)}")
             for key, member in table.items:
@@ -351,8 +351,8 @@ class World:
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
         """Return `part`, but trap a dict that the function itself may change, such as a memo."""
-        changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
-        if not isinstance(part, Table) or not changes:
+        changes = code_names(function.__code__).changes or read.attributes[:1] in _CHANGING
+        if not isinstance(part, FollowedDict) or not changes:
             return part
         return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 

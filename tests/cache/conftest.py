@@ -8,7 +8,7 @@ import pytest
 from publishing import SCENARIOS, in_memory
 
 from jitkern import config, jit
-from jitkern.jit import cache_in_use
+from jitkern.jit import active_cache
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def ensure(folder, monkeypatch, compiler, variant, target):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
     def ensure(root):
-        cache_in_use.spilled.clear()
+        active_cache.spilled.clear()
         with config.using(cache_dir=root):
             return jit.ensure(variant, target)
 

@@ -31,7 +31,7 @@ CALL = (
     "jitkern.on_compile(lambda event: built.append(event.variant) if event.status == 'built' else 0)\n"
     "x = torch.ones(9)\n"
     "assert torch.equal(jitkern.ops.vec_add(x, x), 2 * x)\n"
-    "from jitkern.runtime.linker import settle\nsettle()\nprint(built)\n"
+    "from jitkern.runtime.specializer import settle\nsettle()\nprint(built)\n"
 )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jitkern.cache import process_root
+from jitkern.cache import temporary_cache
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 CHILD = """
 import os
-from jitkern.cache.process_root import private_root
+from jitkern.cache.temporary_cache import private_root
 mine = private_root()
 if not os.fork():
     (private_root() / "kernel.so").touch()
@@ -24,7 +24,7 @@ print(len([name for name in os.listdir(mine.parent) if name.startswith("jitkern-
 """
 LASTING = """
 import sys
-from jitkern.cache.process_root import private_root
+from jitkern.cache.temporary_cache import private_root
 print(private_root(), flush=True)
 sys.stdin.readline()
 """
@@ -71,28 +71,28 @@ def test_what_is_not_a_root_of_this_user_stays(run, tmp_path, monkeypatch):
     for name in ("jitkern-private-", "jitkern-private-longer0000", "jitkern-1000", "private0"):
         (tmp_path / name).mkdir()
     before = sorted(tmp_path.rglob("*"))
-    process_root._sweep(tmp_path)
+    temporary_cache._sweep(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "jitkern-private-others00").mkdir()
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        process_root._sweep(tmp_path)
+        temporary_cache._sweep(tmp_path)
     assert (tmp_path / "jitkern-private-others00").is_dir()
-    process_root._sweep(tmp_path)
+    temporary_cache._sweep(tmp_path)
     assert not (tmp_path / "jitkern-private-others00").is_dir()
 
 
 def test_a_root_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    lock, swept = process_root._locked, []
+    lock, swept = temporary_cache._locked, []
 
     def late(path, *, wait):
         if wait and not swept:
             swept.append(path)
-            process_root._sweep(tmp_path)
+            temporary_cache._sweep(tmp_path)
         return lock(path, wait=wait)
 
-    monkeypatch.setattr(process_root, "_locked", late)
-    path = process_root._new_root_in(str(tmp_path))
+    monkeypatch.setattr(temporary_cache, "_locked", late)
+    path = temporary_cache._new_root_in(str(tmp_path))
     assert swept and path.is_dir() and path not in swept
-    process_root._sweep(tmp_path)
+    temporary_cache._sweep(tmp_path)
     assert path.is_dir()

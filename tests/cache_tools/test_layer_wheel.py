@@ -29,9 +29,9 @@ LOOK = """
 import json, sys
 from pathlib import Path
 {before}
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.cache.store import Cache
-layers = owned.installed_layers()
+layers = trust.installed_layers()
 cache = Cache(Path({user!r}), layers)
 found = [cache.look_up(*place) for place in {places!r}]
 print(json.dumps([list(map(str, layers)), [str(f.entry.path) if f.entry else None for f in found]]))

@@ -13,7 +13,7 @@ from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.listing import Wanted
 from jitkern.errors import CacheError, JitkernError
 from jitkern.files import signature
-from jitkern.files.owned import Trust
+from jitkern.files.trust import Trust
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
 

@@ -20,7 +20,7 @@ from jitkern.cli import doctor
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.runtime import binding
 from jitkern.target import Target
 
@@ -503,7 +503,7 @@ def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkey
     layer = tmp_path / "layer"
     layer.mkdir()
     layer.chmod(0o777)
-    monkeypatch.setattr(owned, "installed_layers", lambda: (layer,))
+    monkeypatch.setattr(trust, "installed_layers", lambda: (layer,))
     check = looked()["layer"]
     assert check.ok and "not used" in check.value and check.origin == "installed"
 

@@ -12,7 +12,7 @@ from helpers import H100, needs_triton
 from jitkern import cache_tools, jit
 from jitkern.cli import hints
 from jitkern.compilers.cuda import cubin, toolkit
-from jitkern.compilers.cuda.nvrtc_api import Program
+from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.declare import Cuda, kernel
 from jitkern.op.needed_kernels import needs_of
 from jitkern.source.kinds import Triton, Variant
@@ -55,7 +55,7 @@ def compiled(arch, threads=1024):
     """The cubin for an arch, and the log in which the assembler tells the same."""
     if (arch, threads) not in _COMPILED:
         library = toolkit.nvrtc_for(TARGET)
-        program = Program(library, TEXT, "k.cu", (), {})
+        program = NvrtcProgram(library, TEXT, "k.cu", (), {})
         options = [f"-arch={arch}", f"-DTHREADS={threads}", "-Xptxas=-v"]
         failed, log = program.compile(options)
         assert not failed, log

@@ -11,7 +11,7 @@ import jitkern.ops
 from jitkern import config, jit
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import host_header_stand_ins, nvrtc_api, ptx_signature, toolkit
-from jitkern.compilers.cuda.nvrtc_api import Program
+from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source.kinds import Cuda, Include, Variant
 from jitkern.target import Target
@@ -246,8 +246,8 @@ def test_each_nvrtc_gets_the_options_that_it_knows(monkeypatch, version, added):
     library.nvrtcCreateProgram = lambda *arguments: 0
     library.nvrtcCompileProgram = lambda handle, count, options: library.got.extend(options)
     monkeypatch.setattr(nvrtc_api, "version", lambda library: version)
-    monkeypatch.setattr(Program, "text", lambda program, output: "")
-    Program(library, "", "k.cu", (), {}).compile(["-w"])
+    monkeypatch.setattr(NvrtcProgram, "text", lambda program, output: "")
+    NvrtcProgram(library, "", "k.cu", (), {}).compile(["-w"])
     assert library.got == [option.encode() for option in ("-w", *added)]
 
 
@@ -631,9 +631,11 @@ def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, 
 
 def test_nvrtc_runs_once_for_a_kernel_and_the_manifest_has_its_full_version(build, monkeypatch):
     programs = []
-    compiled = Program.compile
+    compiled = NvrtcProgram.compile
     monkeypatch.setattr(
-        Program, "compile", lambda self, options: programs.append(self) or compiled(self, options)
+        NvrtcProgram,
+        "compile",
+        lambda self, options: programs.append(self) or compiled(self, options),
     )
     entry = build("__global__ void k(float* o) {}")
     assert len(programs) == 1

@@ -643,5 +643,5 @@ def test_a_worker_that_dies_within_its_answer_has_ended():
     dies = (
         "import sys; sys.stdin.readline(); sys.stdout.write('{'); sys.stdout.flush(); sys.exit(3)"
     )
-    worker = compiler.Worker([sys.executable, "-c", dies], dict(os.environ))
+    worker = compiler.TritonProcess([sys.executable, "-c", dies], dict(os.environ))
     assert worker.ask({}) == 3

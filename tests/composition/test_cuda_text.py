@@ -12,7 +12,7 @@ from test_pointwise import SHAPES, bias, ends, mixed, of_bools, whole
 
 from jitkern import pointwise
 from jitkern.launch.kernels import Kernels
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 CUDA_IN_CPP = """
@@ -163,7 +163,7 @@ def test_more_elements_than_32_bits_count():
 def test_results_are_the_same_in_a_graph_and_on_another_stream():
     x, b = (randn(1000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     expected = bias(x, b)
-    linker.settle()
+    specializer.settle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = bias(x, b)

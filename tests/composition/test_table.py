@@ -15,7 +15,7 @@ from jitkern import jit
 from jitkern.composition.derivative import gradients
 from jitkern.composition.expression import INPUT, node
 from jitkern.composition.reference import evaluated
-from jitkern.composition.symbol import FUNCTIONS, Symbol, apply
+from jitkern.composition.symbol import FUNCTIONS, Element, apply
 from jitkern.composition.table import TABLE
 from jitkern.launch.call import variant_of
 from jitkern.launch.kernels import Kernels
@@ -151,7 +151,7 @@ def assert_as_eager(function, eager, args):
     """Check the value and the gradient of a formula against those of PyTorch, in float64."""
     inputs = [node(INPUT, value=(i, "tensor")) for i in range(len(args) + 1)]
     *operands, seed = inputs
-    result = function(*map(Symbol, operands)).node
+    result = function(*map(Element, operands)).node
     parts = gradients([result], [seed], range(len(args)))
     leaves = [arg.clone().requires_grad_() for arg in args]
     wanted = eager(*leaves)

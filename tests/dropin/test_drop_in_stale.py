@@ -14,7 +14,7 @@ from inline_modules import MODULE, compiles, entries, module, value
 import jitkern
 from jitkern import config
 from jitkern.compilers.cuda import toolkit
-from jitkern.compilers.opened import read_list
+from jitkern.compilers.dependencies import read_list
 from jitkern.compilers.torch_extension import (
     compile_and_link,
     inline as inline_compiler,

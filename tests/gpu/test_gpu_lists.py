@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,7 @@ def test_a_list_is_updated_the_same_by_stub_and_by_python(step, count, dtypes):
     in_python = [p.clone() for p in ps]
     helpers.by_python(step, step.sources["cuda"][0], "cuda", in_python, gs, 0.5)
     step([p.clone() for p in ps], gs, 0.5)
-    linker.settle()
+    specializer.settle()
     before = slot_of(step).misses
     by_stub = [p.clone() for p in ps]
     step(by_stub, gs, 0.5)
@@ -80,7 +80,7 @@ def test_a_list_is_updated_the_same_by_stub_and_by_python(step, count, dtypes):
 def test_a_captured_launch_keeps_its_table(step):
     ps, gs = lists(300, torch.float32)
     step([p.clone() for p in ps], gs, 0.5)
-    linker.settle()
+    specializer.settle()
     moving = [p.clone() for p in ps]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

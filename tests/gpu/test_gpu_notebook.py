@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jitkern
-from jitkern.runtime.linker import settle
+from jitkern.runtime.specializer import settle
 
 pytestmark = pytest.mark.gpu
 _OP = '''

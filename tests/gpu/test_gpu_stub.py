@@ -18,8 +18,8 @@ import jitkern.ops
 from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
-from jitkern.runtime import binding, linker
-from jitkern.runtime.slot import SLOTS
+from jitkern.runtime import binding, specializer
+from jitkern.runtime.variants import SLOTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -234,7 +234,7 @@ def test_shared_memory_that_grows_in_a_second_launch(declare):
     for size in (100, 20000, 25000):
         x = torch.arange(size, dtype=torch.int32, device="cuda")
         assert torch.equal(op(x), x.flip(0))
-        linker.settle()
+        specializer.settle()
         assert torch.equal(op(x), x.flip(0))
 
 
@@ -348,12 +348,12 @@ def test_compute_sanitizer_finds_nothing(tmp_path):
     if not Path(tool).exists():
         pytest.skip("needs compute-sanitizer")
     code = (
-        "import torch, jitkern.ops as ops\nfrom jitkern.runtime import linker\n"
+        "import torch, jitkern.ops as ops\nfrom jitkern.runtime import specializer\n"
         "for shape in ((64, 100), (3, 17), (1, 1)):\n"
         "    x = torch.randn(shape, device='cuda')\n"
         "    for _ in range(2):\n"
         "        a, b, c = ops.vec_add(x, x), ops.softmax(x), ops.muladd(x, x, x)\n"
-        "        linker.settle()\n"
+        "        specializer.settle()\n"
         "torch.cuda.synchronize(); print('done')\n"
     )
     first = subprocess.run(

@@ -11,8 +11,8 @@ from helpers import LONGEST
 
 from jitkern import compilers, config, jit, loading
 from jitkern.cache import events, lock
-from jitkern.cache.process_root import private_root
 from jitkern.cache.store import Cache
+from jitkern.cache.temporary_cache import private_root
 from jitkern.errors import (
     CacheError,
     CompileError,

@@ -9,7 +9,7 @@ import pytest
 from jitkern import jit
 from jitkern.cache.store import Cache
 from jitkern.errors import LoadError
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.loading import LOADED, loader
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Cpp, Variant
@@ -147,7 +147,7 @@ def test_a_layer_is_not_used_where_others_may_write_a_directory_of_it(
     assert cache.look_up(*found).reason == "unreadable"
     assert caplog.text.count(f"{place} ") == 1
     assert cache.look_up(*found).entry is None
-    with_trust = Cache(tmp_path / "user", (cache_dir,), rules=owned.Trust(roots=(cache_dir,)))
+    with_trust = Cache(tmp_path / "user", (cache_dir,), rules=trust.Trust(roots=(cache_dir,)))
     assert with_trust.look_up(*found).entry
 
 
@@ -166,12 +166,12 @@ def test_two_libraries_of_one_name_are_two(tmp_path):
     paths = set()
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
-        with owned.opened(tmp_path / folder) as directory:
-            paths.add(owned.path_in(directory, tmp_path / folder, "lib.so"))
+        with trust.opened(tmp_path / folder) as directory:
+            paths.add(trust.path_in(directory, tmp_path / folder, "lib.so"))
     assert len(paths) == 3
 
 
 def test_without_descriptors_in_proc_the_path_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(owned, "DESCRIPTORS", str(tmp_path / "none"))
-    with owned.opened(tmp_path) as directory:
-        assert owned.path_in(directory, tmp_path, "lib.so") == str(tmp_path / "lib.so")
+    monkeypatch.setattr(trust, "DESCRIPTORS", str(tmp_path / "none"))
+    with trust.opened(tmp_path) as directory:
+        assert trust.path_in(directory, tmp_path, "lib.so") == str(tmp_path / "lib.so")

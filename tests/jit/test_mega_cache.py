@@ -18,7 +18,7 @@ CALL = """
 x = torch.ones(3, 4)
 assert torch.equal(jitkern.ops.vec_add(x, x), 2 * x)
 assert torch.allclose(jitkern.ops.softmax(x), torch.softmax(x, -1))
-from jitkern.runtime.linker import settle
+from jitkern.runtime.specializer import settle
 settle()
 """
 SAVE = (

@@ -9,10 +9,10 @@ from helpers import H100
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch import autotune, measure
-from jitkern.launch.call import Call, every_expansion, expanded, variant_of
+from jitkern.launch.call import Call, all_configurations, expanded, variant_of
 from jitkern.launch.runner import Runner
 from jitkern.source.kinds import Triton
-from jitkern.source.triton_decorators import Config
+from jitkern.source.triton_decorators import TritonConfig
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
@@ -47,8 +47,8 @@ def call(n, **keywords):
 def test_decorators_are_read_without_triton(source):
     function = functions(source.paths[0])["k"]
     assert function.configs == (
-        Config((("B", 64),), (("num_warps", 2), ("num_stages", 3))),
-        Config((("B", 128),), (("num_warps", 4), ("num_stages", 3))),
+        TritonConfig((("B", 64),), (("num_warps", 2), ("num_stages", 3))),
+        TritonConfig((("B", 128),), (("num_warps", 4), ("num_stages", 3))),
     )
     assert function.key == ("n",)
     assert "triton" not in {name.partition(".")[0] for name in sys.modules if "jitkern" in name}
@@ -57,7 +57,7 @@ def test_decorators_are_read_without_triton(source):
 def test_every_configuration_is_a_variant_to_prewarm(source):
     found = [
         variant_of("test::k", source, one)[0]
-        for one in every_expansion("test::k", source, call(192))
+        for one in all_configurations("test::k", source, call(192))
     ]
     assert [dict(v.template) for v in found] == [
         {"B": 64, "EVEN": True, "P": 256},
@@ -68,7 +68,7 @@ def test_every_configuration_is_a_variant_to_prewarm(source):
 
 def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
     asked = call(200, grid=lambda meta: (-(-meta["n"] // meta["B"]),))
-    assert [one.keywords["grid"] for one in every_expansion("test::k", source, asked)] == [
+    assert [one.keywords["grid"] for one in all_configurations("test::k", source, asked)] == [
         (4,),
         (2,),
     ]
@@ -78,7 +78,7 @@ def test_a_grid_function_sees_defaults_of_constexprs(source):
     path = source.paths[0]
     path.write_text(TEXT + "\n@triton.jit\ndef halves(x, SPLIT: tl.constexpr = 2): pass\n")
     asked = Call("halves", (), (torch.empty(8),), {"grid": lambda meta: (meta["SPLIT"],)})
-    (one,) = every_expansion("test::k", source, asked)
+    (one,) = all_configurations("test::k", source, asked)
     assert one.keywords["grid"] == (2,)
 
 
@@ -89,7 +89,7 @@ def test_a_constexpr_of_the_key_is_a_situation_of_its_own(source):
     found = []
 
     def choose(declared, named):
-        found.append(autotune.situation_of(declared, named))
+        found.append(autotune.tuning_key_of(declared, named))
         return declared.configs[0]
 
     for size in (64, 128):
@@ -101,7 +101,8 @@ def test_an_option_of_a_configuration_is_a_constexpr_if_a_parameter_has_its_name
     path = source.paths[0]
     path.write_text(TEXT.replace("P: tl.constexpr", "P: tl.constexpr, num_warps: tl.constexpr"))
     found = [
-        variant_of("test::k", source, one)[0] for one in every_expansion("test::k", source, call(4))
+        variant_of("test::k", source, one)[0]
+        for one in all_configurations("test::k", source, call(4))
     ]
     assert [dict(v.template)["num_warps"] for v in found] == [2, 4]
     assert [dict(v.options)["num_warps"] for v in found] == [2, 4]
@@ -114,7 +115,7 @@ def test_heuristics_may_give_options(source):
     )
     for n, keywords, expected in ((64, {}, 2), (65, {}, 8), (65, {"num_warps": 1}, 1)):
         asked = Call("h", (("B", 16),), (n,), {"grid": 1, **keywords})
-        (one,) = every_expansion("test::h", source, asked)
+        (one,) = all_configurations("test::h", source, asked)
         assert variant_of("test::h", source, one)[0].options == (("num_warps", expected),)
 
 
@@ -209,7 +210,7 @@ ONE = '[triton.Config({"B": 64}, num_warps=2)]'
 def test_decorators_count_however_they_are_applied(source, above, below, expected):
     head = "import triton\nimport triton.language as tl\n"
     source.paths[0].write_text(f"{head}{above}{DECORATED}{below}\n")
-    for one in every_expansion("test::k", source, call(192)):
+    for one in all_configurations("test::k", source, call(192)):
         assert dict(one.template) == expected
 
 
@@ -234,7 +235,7 @@ def test_the_key_may_name_what_heuristics_above_it_compute(source, decorators, s
     found = []
 
     def choose(declared, named):
-        found.extend(item for item in autotune.situation_of(declared, named) if item[0].isupper())
+        found.extend(item for item in autotune.tuning_key_of(declared, named) if item[0].isupper())
         return declared.configs[1]
 
     last = [expanded("test::k", source, call(n), choose) for n in (8, 200)][1]
@@ -244,7 +245,7 @@ def test_the_key_may_name_what_heuristics_above_it_compute(source, decorators, s
 def test_heuristics_see_a_configuration_only_below_it(source):
     text = "import triton\n@triton.heuristics({'EVEN': lambda a: 'B' in {**a}})\n@triton.autotune([triton.Config({'B': 2})], [])\n@triton.heuristics({'BIG': lambda a: a['B'] == 2})\n"
     source.paths[0].write_text(text + DECORATED.replace("tl.constexpr = 16", "tl.constexpr"))
-    (one,) = every_expansion("test::k", source, call(192))
+    (one,) = all_configurations("test::k", source, call(192))
     assert dict(one.template) == {"EVEN": False, "B": 2, "BIG": True}
 
 
@@ -362,7 +363,9 @@ def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
     Clock(monkeypatch)
     monkeypatch.setattr(measure, "milliseconds", measure_after_the_other)
     assert (
-        choose(source) == others[0] == Config((("B", 128),), (("num_warps", 4), ("num_stages", 3)))
+        choose(source)
+        == others[0]
+        == TritonConfig((("B", 128),), (("num_warps", 4), ("num_stages", 3)))
     )
 
 

@@ -100,7 +100,7 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     traces, _ = traces_of(op, source, TARGET, needs.calls)
     ((_, new),) = keep_all(op, source, TARGET, traces)
     launcher = Launcher(function, source, TARGET, torch.device("cuda"))
-    known = records.Class.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
+    known = records.CallClass.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
     assert new and len(records.found(known, records.reader())) == 1
 
 

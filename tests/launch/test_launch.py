@@ -15,7 +15,7 @@ from jitkern.launch.runner import Runner
 from jitkern.launch.tuned import Tuned, Tuning
 from jitkern.source.kinds import Cpp, Cuda, Triton
 from jitkern.target import Target
-from jitkern.trace.quick import runnable
+from jitkern.trace.fast_check import with_fast_check
 
 CPU = torch.device("cpu")
 
@@ -175,12 +175,12 @@ def test_the_copy_with_a_quick_check_follows_a_helper_that_is_rebound(monkeypatc
     def launch(k, x):
         helper(x < 10)
 
-    runnable(launch)(None, 1)
+    with_fast_check(launch)(None, 1)
     monkeypatch.setattr(sys.modules[__name__], "helper", lambda condition: torch._check(False))
     with pytest.raises(RuntimeError):
-        runnable(launch)(None, 1)
+        with_fast_check(launch)(None, 1)
     monkeypatch.undo()
-    runnable(launch)(None, 1)
+    with_fast_check(launch)(None, 1)
 
 
 COUNT = None
@@ -211,7 +211,7 @@ def by_globals(k):
 @pytest.mark.parametrize("launch", [counts, by_a_function, by_globals], ids=lambda f: f.__name__)
 def test_a_function_with_a_check_reads_the_names_of_its_module(launch, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "COUNT", None)
-    results = [runnable(launch)(None) for _ in range(3)]
+    results = [with_fast_check(launch)(None) for _ in range(3)]
     assert (
         results == {counts: [1, 2, 3], by_a_function: [7] * 3, by_globals: [SIZES_OF] * 3}[launch]
     )
@@ -224,8 +224,8 @@ def test_a_function_whose_names_keep_changing_runs_itself(monkeypatch):
 
     for number in range(30):
         monkeypatch.setattr(sys.modules[__name__], "COUNT", number)
-        assert runnable(launch)(None) == number
-    assert runnable(launch) is launch
+        assert with_fast_check(launch)(None) == number
+    assert with_fast_check(launch) is launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Launch:
 
 def test_of_equal_launch_functions_each_runs_itself():
     for launch in (Launch(1), Launch(1.0)):
-        assert runnable(launch) is launch
+        assert with_fast_check(launch) is launch
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -257,7 +257,7 @@ def test_inputs_of_tune_may_have_no_hash(checks):
     tuned = Tuned(
         launch, Tuning(lambda x: [{}], inputs=Inputs()), Signature("test::f(int x) -> int")
     )
-    assert runnable(tuned)(Kernels(ignore), 3) == (None if checks else 3)
+    assert with_fast_check(tuned)(Kernels(ignore), 3) == (None if checks else 3)
 
 
 @pytest.mark.long
@@ -267,7 +267,7 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
         helper(x < 10)
         return torch.float32
 
-    light = runnable(launch)
+    light = with_fast_check(launch)
     assert light(None, 1) is torch.float32
     with pytest.raises(RuntimeError, match="x must be positive, got -1"):
         light(None, -1)

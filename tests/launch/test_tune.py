@@ -10,7 +10,7 @@ from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import measure
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.source.kinds import Variant
 
 needs_runtime = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def test_dtypes_and_what_key_returns_choose_anew(declare, clock):
     for x in (torch.ones(4), torch.ones(3, 4), torch.ones(5), torch.ones(5, dtype=torch.float64)):
         for _ in range(2):
             assert torch.equal(op(x), 2 * x)
-            linker.settle()
+            specializer.settle()
     assert len(clock.measured) == 3 * 3
     assert {(c["situation"]["dtypes"], c["situation"]["key"]) for c in choices(op)} == {
         ("('f32',)", "4"), ("('f32',)", "5"), ("('f64',)", "5")
@@ -128,7 +128,7 @@ def test_an_in_place_op_changes_its_argument_once(declare, clock):
     x = torch.zeros(4)
     for count in range(1, 5):
         op(x)
-        linker.settle()
+        specializer.settle()
         assert x.tolist() == [count] * 4
     assert len(clock.measured) == 3
 
@@ -269,7 +269,7 @@ def test_where_nothing_may_be_compiled_the_first_serves_with_one_warning(
     with config.using(compile="never"):
         for _ in range(3):
             assert op(torch.ones(2)).tolist() == [2, 2]
-            linker.settle()
+            specializer.settle()
     assert not clock.measured and ways_built(op) == {1}
     assert [r.message for r in caplog.records if "no tuned" in r.message] == [
         f"{op.name}: no tuned configuration of its launch function for {{'dtypes': ('f32',)}}; using the first. Call the op once with compiling allowed to tune it"

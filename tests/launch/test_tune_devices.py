@@ -12,7 +12,7 @@ from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.ahead import keep_all, traces_of
-from jitkern.runtime import binding, linker, records
+from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 
@@ -110,7 +110,7 @@ def found(op, source, target):
     function = op.written(source, target.device)
     launcher = Launcher(function, source, target, torch.device(target.device))
     world = world_of(parts_of(function))
-    calls = records.Class.of(op.signature, launcher, world, [torch.ones(2)])
+    calls = records.CallClass.of(op.signature, launcher, world, [torch.ones(2)])
     return records.found(calls, records.reader())
 
 
@@ -128,7 +128,7 @@ def test_a_choice_is_for_one_model_and_its_record_too(declare, clock, monkeypatc
 def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     x = torch.randn(1000, device="cuda")
     on_cuda(x)
-    linker.settle()
+    specializer.settle()
     slot = slot_of(on_cuda, "cuda")
     before = slot.misses
     assert torch.equal(on_cuda(x), 2 * x)

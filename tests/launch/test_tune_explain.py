@@ -11,7 +11,7 @@ from jitkern import cache_tools, jit
 from jitkern.compilers import COMPILERS
 from jitkern.declare import Triton, kernel
 from jitkern.op.needed_kernels import needs_of
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 # ------------------------------------------------------------------ explain
 
@@ -30,7 +30,7 @@ def test_explain_lists_what_was_chosen(declare, clock, cli):
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
     assert "the device chooses among its 3 configurations" in explained(cli, op)[0]
     op(torch.ones(4))
-    linker.settle()
+    specializer.settle()
     out, found = explained(cli, op)
     (row,) = [row for row in found["variants"] if row["kind"] == "choice"]
     (listed,) = cache_tools.rows(jit.open_cache(), cache_tools.Wanted(kind="choice"))

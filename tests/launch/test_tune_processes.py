@@ -44,15 +44,15 @@ else:
         return float(candidate["WAY"])
     measure.milliseconds = milliseconds
 import jitkern, tuned
-from jitkern.runtime import binding, slot
+from jitkern.runtime import binding, variants
 x = torch.ones(3)
 results = {{str(tuned.op(x, a=2.0).tolist()) for _ in range(2)}}
 from jitkern import jit
 if {warm}:
     print(*results, jitkern.stats()["compiles"])
 else:
-    from jitkern.runtime import linker
-    linker.settle()
+    from jitkern.runtime import specializer
+    specializer.settle()
     print(*results, measured)
 """
 

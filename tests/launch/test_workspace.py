@@ -12,7 +12,7 @@ from helpers import needs_nvrtc, served, slot_of
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch.resources import workspaces
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 CPP = """
 // Adds up to the workspace, and leaves zeros behind.
@@ -92,7 +92,7 @@ def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
         for _ in range(2):
             first, other, address = op(torch.ones(1), columns).tolist()
             assert first == gap and other != 0 and address % 64 == 0
-            linker.settle()
+            specializer.settle()
     assert slot_of(op).misses == 1
 
 
@@ -128,7 +128,7 @@ def test_a_workspace_is_no_result_of_a_stub(on_cpu):
 
     op = on_cpu(launch)
     op(torch.ones(1))
-    linker.settle()
+    specializer.settle()
     (reason,) = slot_of(op).refused.values()
     assert "a workspace other than as an argument of a kernel" in reason
 

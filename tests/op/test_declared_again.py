@@ -14,7 +14,7 @@ from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.op import compile_cache_key
 from jitkern.op.all_ops import OPS
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 from tests.helpers import served
 
 _CELL = """
@@ -259,11 +259,11 @@ def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
     notebook.declare("nb::under_way", 3)
     go_on.set()
     thread.join()
-    linker.settle()
+    specializer.settle()
     assert torch.equal(results[0], x * 2)
     for _ in range(4):
         assert torch.equal(op(x), x * 3)
-        linker.settle()
+        specializer.settle()
 
 
 def test_the_digest_for_compile_caches_tells_functions_of_cells_apart(notebook):

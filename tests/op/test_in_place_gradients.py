@@ -9,7 +9,7 @@ import torch
 from helpers import declared
 
 from jitkern.errors import DeclarationError
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 _number = itertools.count()
 KERNELS = """
@@ -92,7 +92,7 @@ def test_the_gradient_takes_the_memory_of_the_logits(loss, data, backend, dynami
         wanted, wanted_gradient = wanted_of(*data)
         torch.testing.assert_close(total.detach(), wanted)
         torch.testing.assert_close(gradient, wanted_gradient)
-        linker.settle()
+        specializer.settle()
 
 
 @pytest.mark.long

@@ -335,7 +335,7 @@ x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
     builds.settle()
-print(next(recorder._state.numbers) - 1, recording.IN_C.recorder is not None)
+print(next(recorder._state.numbers) - 1, recording.CPP_RECORDER.recorder is not None)
 """
 
 
@@ -352,7 +352,7 @@ def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
 
 
 def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
-    monkeypatch.setattr(recording.IN_C, "recorder", None)
+    monkeypatch.setattr(recording.CPP_RECORDER, "recorder", None)
     monkeypatch.setattr(recorder._state, "numbers", itertools.count(1))
     began = []
     monkeypatch.setattr(recorder, "_load", lambda *, may_compile: began.append(may_compile))

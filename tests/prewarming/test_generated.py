@@ -62,15 +62,15 @@ OPS += [by_lambda, by_partial]
 """
 RUN = """
 import json, torch, jitkern
-from jitkern.runtime import linker
-traced, real = [], linker.trace
-linker.trace = lambda signature, *rest: (traced.append(signature.name), real(signature, *rest))[1]
+from jitkern.runtime import specializer
+traced, real = [], specializer.trace
+specializer.trace = lambda signature, *rest: (traced.append(signature.name), real(signature, *rest))[1]
 import generated
 results = []
 for op in generated.OPS:
     for _ in range(2):
         result = op(torch.ones(3))
-        linker.settle()
+        specializer.settle()
     results.append(result[0].item())
     assert not op.backends["cpu"].implementation.slot.refused, op
 stats = jitkern.stats()
@@ -135,7 +135,7 @@ def test_what_is_not_plain_is_named(run_python):
         """
 import torch
 from jitkern.declare import Cpp, kernel
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 def made(name, value):
     op = kernel(f"generated::{name}(Tensor x) -> Tensor", cpu=Cpp(text='extern "C" void f(float *x, double a) { *x = a; }'))
     def launch(k, x):
@@ -143,7 +143,7 @@ def made(name, value):
         k.f(out, value[0])
         return out
     op.launch("cpu")(launch)
-    op(torch.ones(1)); linker.settle()
+    op(torch.ones(1)); specializer.settle()
     return list(op.backends["cpu"].implementation.slot.refused.values())
 print(made("plain", (1.0,)), made("changing", [1.0]))
 """

@@ -21,20 +21,20 @@ import json, sys, torch
 imported, events = set(sys.modules), []
 sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
 import jitkern, jitkern.ops
-from jitkern.runtime import binding, builds, linker, slot
+from jitkern.runtime import binding, builds, specializer, variants
 x, y = torch.rand(16), torch.rand(16)
 def call():
     assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
 call()
-linker.settle()
+specializer.settle()
 call()
-linker.settle()
-before = sum(one.misses for one in slot.SLOTS)
+specializer.settle()
+before = sum(one.misses for one in variants.SLOTS)
 for _ in range(100):
     call()
 print(json.dumps({{
     "stats": jitkern.stats(), "sockets": events, "loaded": binding.runtime() is not None,
-    "misses": sum(one.misses for one in slot.SLOTS) - before,
+    "misses": sum(one.misses for one in variants.SLOTS) - before,
     "imported": [name for name in set(sys.modules) - imported
                  if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
 }}))

@@ -13,7 +13,7 @@ from web_servers import Server, always, fill, said
 from jitkern import config, jit
 from jitkern.cache.store import Cache
 from jitkern.errors import NotCached
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 SCALE = 'extern "C" void twice(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = 2 * x[i]; }'
 
@@ -61,7 +61,7 @@ def service(tmp_path, op):
     """A service that has built the call of f32."""
     with config.using(cache_dir=tmp_path / "builder"):
         op(torch.ones(4))
-        linker.settle()
+        specializer.settle()
     op.backends["cpu"].forget()
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     (bundle,) = (tmp_path / "remote").rglob("*.tar")
@@ -117,7 +117,7 @@ def test_what_a_service_does_not_build_is_compiled_here(service, op, status, war
     x = torch.arange(4.0)
     with trusting(service.url):
         assert torch.equal(op(x), 2 * x)
-        linker.settle()
+        specializer.settle()
     told = [line for line in caplog.messages if "kernel.cpp differs:" in line]
     assert bool(told) == warns and not any("\x1b" in line for line in told)
     with (
@@ -150,21 +150,21 @@ def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
 def test_a_server_that_says_nothing_is_not_posted_to(op):
     with Server(always(said(404))) as server, trusting(server.url):
         op(torch.arange(4.0))
-        linker.settle()
+        specializer.settle()
         assert {request.verb for request in server.requests} == {"GET"}
 
 
 def test_the_call_is_let_go_when_it_ends():
     ended = itertools.count()
-    with jit.served_call.served(lambda: (str(next(ended)), "t")):
-        assert jit.served_call.described() == ("0", "t")
-        assert jit.served_call.described() == ("0", "t")
-    assert jit.served_call.described() is None
+    with jit.current_call.served(lambda: (str(next(ended)), "t")):
+        assert jit.current_call.described() == ("0", "t")
+        assert jit.current_call.described() == ("0", "t")
+    assert jit.current_call.described() is None
 
 
 def test_a_call_that_no_recording_can_hold_is_not_known():
     def describe():
         raise TypeError("a Generator")
 
-    with jit.served_call.served(describe):
-        assert jit.served_call.described() is None
+    with jit.current_call.served(describe):
+        assert jit.current_call.described() is None

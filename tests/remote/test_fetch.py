@@ -188,7 +188,7 @@ def test_who_may_not_wait_asks_nobody(filled, variant, target):
 
 
 def test_during_the_capture_of_a_graph_nobody_is_asked(filled, variant, target, monkeypatch):
-    monkeypatch.setattr(jit.obtain, "capturing", lambda: True)
+    monkeypatch.setattr(jit.get_or_compile, "capturing", lambda: True)
     monkeypatch.setattr(jit.build, "capturing", lambda: True)
     with Server(static(filled[0])) as server, trusting(server.url):
         with pytest.raises(NotCached, match="CUDA graph"):

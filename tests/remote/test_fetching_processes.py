@@ -73,13 +73,13 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
         machine = Machine(tmp_path / "node", server.url)
         found, stderr = machine.run(
             "import json, torch, jitkern.ops\n"
-            f"from jitkern.runtime import linker, slot\n{PATIENT}"
+            f"from jitkern.runtime import specializer, variants\n{PATIENT}"
             "linker.trace = None  # would be an error\n"
             "x = torch.ones(4)\n"
-            "jitkern.ops.vec_add(x, x); linker.settle()\n"
-            "before = sum(s.misses for s in slot.SLOTS)\n"
+            "jitkern.ops.vec_add(x, x); specializer.settle()\n"
+            "before = sum(s.misses for s in variants.SLOTS)\n"
             "jitkern.ops.vec_add(x, x)\n"
-            "print(json.dumps(sum(s.misses for s in slot.SLOTS) - before))\n",
+            "print(json.dumps(sum(s.misses for s in variants.SLOTS) - before))\n",
             JITKERN_LOG="info",
         )
     assert found == 0 and "NoneType" not in stderr, stderr
@@ -103,9 +103,9 @@ FORKED = f"""
 import json, os, torch, jitkern.ops
 {PATIENT}
 from jitkern import jit, config
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 x = torch.ones(4)
-jitkern.ops.vec_add(x, x); linker.settle()
+jitkern.ops.vec_add(x, x); specializer.settle()
 before = jitkern.stats()["compiles"]
 child = os.fork()
 if not child:
@@ -189,7 +189,7 @@ def test_a_process_asks_a_store_that_is_down_for_one_miss_alone(tmp_path):
     machine = Machine(tmp_path / "node", f"http://127.0.0.1:{closed_port()}")
     code = (
         "import json, sys, torch, jitkern.ops\n"
-        "from jitkern.runtime import linker\n"
+        "from jitkern.runtime import specializer\n"
         "asked = []\n"
         "sys.addaudithook(lambda e, _: e == 'socket.connect' and asked.append(e))\n"
         "for dtype in (torch.float32, torch.float64, torch.float16):\n"

@@ -19,7 +19,7 @@ from web_servers import Server, always, closed_port, said, static
 from jitkern import config
 from jitkern.errors import SettingError
 from jitkern.remote.opening import opened
-from jitkern.remote.patience import within
+from jitkern.remote.patience import run_with_timeout
 from jitkern.remote.store import (
     Refused,
     Service,
@@ -90,7 +90,7 @@ def test_a_server_that_misbehaves_is_unavailable_in_bounded_time(answer):
     with Server(answer) as server, config.using(remote_timeout=0.5, remote_budget=1):
         store = HttpStore(server.url)
         with pytest.raises(Unavailable) as e:
-            within(LONGEST, lambda: store.get("x", limit=10**6))
+            run_with_timeout(LONGEST, lambda: store.get("x", limit=10**6))
         assert f"no answer in {LONGEST}" not in str(e.value)
 
 
@@ -115,7 +115,7 @@ def test_no_thread_reads_heads_or_trailers_for_ever(flood):
 
     with Server(answer) as server, config.using(remote_timeout=0.5, remote_budget=1):
         with pytest.raises(Unavailable):
-            within(0.5, lambda: HttpStore(server.url).get("x", limit=10**6))
+            run_with_timeout(0.5, lambda: HttpStore(server.url).get("x", limit=10**6))
         assert ended.wait(LONGEST)
 
 

@@ -12,7 +12,7 @@ from helpers import LONGEST, REPOSITORY, replaced
 
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.opening import opened
-from jitkern.remote.patience import within
+from jitkern.remote.patience import run_with_timeout
 from jitkern.remote.store import Refused, Throttled, Unavailable
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
@@ -92,7 +92,7 @@ def test_a_request_has_a_deadline(stub, monkeypatch):
     stub.delay = 2 * LONGEST
     store = opened(f"s3://{BUCKET}")
     with pytest.raises(Unavailable) as e:
-        within(LONGEST, lambda: store.get(NAME, limit=10))
+        run_with_timeout(LONGEST, lambda: store.get(NAME, limit=10))
     assert f"no answer in {LONGEST}" not in str(e.value)
 
 

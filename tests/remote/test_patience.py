@@ -16,7 +16,15 @@ from web_servers import Server, closed_port, said, static
 from jitkern import config, jit
 from jitkern.errors import NotCached
 from jitkern.remote import fetch, patience
-from jitkern.remote.patience import FAILURES, REST, TRIES, Breaker, Patience, Resting, within
+from jitkern.remote.patience import (
+    FAILURES,
+    REST,
+    TRIES,
+    Breaker,
+    CircuitOpen,
+    Deadline,
+    run_with_timeout,
+)
 from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
 
 
@@ -37,21 +45,21 @@ def breaker():
 
 def asked(breaker, request):
     """The answer to a request that has all the time that it needs."""
-    return Patience(breaker, LONGEST).ask(request, LONGEST)
+    return Deadline(breaker, LONGEST).ask(request, LONGEST)
 
 
 def test_a_request_gives_what_it_returns_or_raises():
-    assert within(LONGEST, lambda: 3) == 3
+    assert run_with_timeout(LONGEST, lambda: 3) == 3
     with pytest.raises(LookupError):
-        within(LONGEST, raising(LookupError()))
+        run_with_timeout(LONGEST, raising(LookupError()))
     with config.using(remote_timeout=7):
-        assert within(LONGEST, config.current).remote_timeout == 7
+        assert run_with_timeout(LONGEST, config.current).remote_timeout == 7
 
 
 def test_a_request_without_an_answer_is_left_alone():
     never = threading.Event()
     with pytest.raises(Unavailable, match=r"no answer in 0\.1 s"):
-        within(0.1, lambda: never.wait(LONGEST))
+        run_with_timeout(0.1, lambda: never.wait(LONGEST))
     never.set()
 
 
@@ -60,11 +68,11 @@ def test_ctrl_c_ends_the_wait_at_once(run_python):
     done = run_python(
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background, too
-        "from jitkern.remote.patience import within\n"
+        "from jitkern.remote.patience import run_with_timeout\n"
         "def request():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(1000)\n"  # more than this process has
-        "try: within(1000, request)\n"
+        "try: run_with_timeout(1000, request)\n"
         "except KeyboardInterrupt: print('ended')\n"
     )
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
@@ -81,7 +89,7 @@ def test_a_remote_rests_after_failures_in_a_row_and_one_request_tries_then(break
         with pytest.raises(Unavailable):
             asked(breaker, failing)
     assert next(count) == FAILURES
-    with pytest.raises(Resting, match="resting for .* after 5 failures"):
+    with pytest.raises(CircuitOpen, match="resting for .* after 5 failures"):
         asked(breaker, lambda: 1)
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + REST + 1)
@@ -136,7 +144,7 @@ def test_what_says_nothing_of_the_remote_does_not_count(breaker, monkeypatch):
             asked(breaker, raising(Throttled("503")))
     never = threading.Event()
     with pytest.raises(Unavailable):  # too short a wait to blame anybody
-        Patience(breaker, 0.01).ask(lambda: never.wait(LONGEST), LONGEST)
+        Deadline(breaker, 0.01).ask(lambda: never.wait(LONGEST), LONGEST)
     never.set()
     assert not breaker.open()
 
@@ -196,12 +204,14 @@ def test_a_store_that_is_down_costs_little_and_is_then_left_alone(
 def test_a_store_that_hangs_costs_at_most_the_budget(compiler, variant, target, answer):
     with Server(answer) as server, trusting(server.url):
         with config.using(remote_budget=0.5):
-            within(LONGEST, lambda: jit.ensure(variant, target))
+            run_with_timeout(LONGEST, lambda: jit.ensure(variant, target))
         with (
             config.using(compile="never", remote_budget=0.5),
             pytest.raises(NotCached, match="no answer|budget|request may take"),
         ):
-            within(LONGEST, lambda: jit.ensure(variant._replace(function="other"), target))
+            run_with_timeout(
+                LONGEST, lambda: jit.ensure(variant._replace(function="other"), target)
+            )
 
 
 def test_a_store_that_refuses_is_asked_once(compiler, variant, target, caplog):

@@ -14,7 +14,7 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
-from jitkern.files.owned import Trust
+from jitkern.files.trust import Trust
 from jitkern.remote import bundles, index, layout, patience, publish, pull
 from jitkern.remote.index import Bundle, Index, read_index
 from jitkern.remote.store import Unavailable

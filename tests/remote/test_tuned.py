@@ -12,7 +12,7 @@ from web_servers import Server, fill, settings_file, static
 
 from jitkern import config
 from jitkern.cache.store import Cache
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 SOURCE = """
 extern "C" void scale(T* y, const T* x, double a, long n) {
@@ -43,10 +43,10 @@ def milliseconds(run, candidate, device, *, cold):
     return float(candidate["WAY"])
 measure.milliseconds = milliseconds
 import jitkern, tuned
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 x = torch.ones(3)
 assert torch.equal(tuned.op(x), 2 * x)
-linker.settle()
+specializer.settle()
 print(json.dumps([measured, jitkern.stats()["compiles"]]))
 """
 
@@ -97,7 +97,7 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     x = torch.ones(4)
     with config.using(cache_dir=tmp_path / "builder"):
         op(x)
-        linker.settle()
+        specializer.settle()
     op.backends["cpu"].forget()
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     answer = static(tmp_path / "remote")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from helpers import slot_of
 
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 X = torch.arange(6.0).reshape(2, 3)
 SCALE = 'extern "C" void scale(T* out, const T* x, double alpha, long n) { for (long i = 0; i < n; i++) out[i] = T(alpha) * x[i]; }'
@@ -25,7 +25,7 @@ def misses(op):
 def warmed(op, *args, **kwargs):
     """The op, once it serves such a call without Python."""
     op(*args, **kwargs)
-    linker.settle()
+    specializer.settle()
     before = misses(op)
     op(*args, **kwargs)
     assert misses(op) == before, slot_of(op).refused

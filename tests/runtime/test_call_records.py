@@ -21,7 +21,7 @@ from jitkern.declare import Cpp, kernel
 from jitkern.launch.devices import Launcher
 from jitkern.op.all_ops import all_ops
 from jitkern.prewarming import ahead
-from jitkern.runtime import binding, linker, records
+from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import World
 
@@ -81,7 +81,7 @@ def identity_of(function):
 def class_of_calls(function, world, source=None, args=(X, 2), device="cpu"):
     device = torch.device(device)
     launcher = Launcher(function, source or Cpp("k.cpp"), Target.current("cpu"), device)
-    return records.Class.of(Named("x::y", "x::y()"), launcher, world, args)
+    return records.CallClass.of(Named("x::y", "x::y()"), launcher, world, args)
 
 
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -94,10 +94,10 @@ def test_a_function_that_reads_more_has_none(declared, cache_dir, function):
     op = declared(function)
     with contextlib.suppress(Exception):
         op(X, 2)
-    linker.settle()
+    specializer.settle()
     with contextlib.suppress(Exception):
         op(X, 2)
-    linker.settle()
+    specializer.settle()
     assert not list(cache_dir.glob("v1/*/*.call.*"))
 
 
@@ -239,7 +239,7 @@ def test_calls_after_an_export_are_served(run_python, tmp_path):
         "    def forward(self, x):\n"
         "        return rounds.op(x, 2.5)\n"
         "torch.export.export(Module(), (torch.zeros(1),))\n"
-        "for _ in range(2): y = rounds.op(torch.zeros(1), 2.5); linker.settle()\n"
+        "for _ in range(2): y = rounds.op(torch.zeros(1), 2.5); specializer.settle()\n"
         "slot = rounds.op.backends['cpu'].slot\n"
         "print(y.item(), len(slot.known), slot.refused)"
     )
@@ -265,7 +265,7 @@ def rounding_package(folder):
     )
     return (
         f"import sys; sys.path.insert(0, {str(folder)!r})\n"
-        "import torch, rounds\nfrom jitkern.runtime import linker\n"
+        "import torch, rounds\nfrom jitkern.runtime import specializer\n"
     )
 
 
@@ -317,7 +317,7 @@ if {warm}:
                 raise AssertionError(f"a warm process imported {{name}}")
     sys.meta_path.insert(0, Refuse())
 import jitkern.ops
-from jitkern.runtime.slot import SLOTS
+from jitkern.runtime.variants import SLOTS
 for dtype in (torch.float32, torch.float64):
     x = torch.arange(6, dtype=dtype).view(2, 3)
     assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
@@ -358,10 +358,10 @@ def _(k, x):
 """
 EDITED = """
 import torch, planned
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 for _ in range(2):
     print(planned.op(torch.ones(3)).tolist())
-    linker.settle()
+    specializer.settle()
 """
 
 
@@ -419,7 +419,7 @@ def op(declared):
 def kept(op):
     """The records for calls with a vector."""
     launcher = Launcher(plain, op.sources["cpu"][0], Target.current("cpu"), torch.device("cpu"))
-    calls = records.Class.of(op.signature, launcher, World([plain]), [X, 2])
+    calls = records.CallClass.of(op.signature, launcher, World([plain]), [X, 2])
     return records.found(calls, records.reader())
 
 
@@ -427,7 +427,7 @@ def kept(op):
 def test_a_record_is_kept_once(op):
     for _ in range(3):
         op(X, 2)
-        linker.settle()
+        specializer.settle()
     assert len(kept(op)) == 1
 
 
@@ -436,7 +436,7 @@ def test_kernels_and_records_all_count_towards_the_limits(op, cache_dir, monkeyp
     published = []
     monkeypatch.setattr(eviction, "after_publish", lambda _, size, **limits: published.append(size))
     op(X, 2)
-    linker.settle()
+    specializer.settle()
     assert kept(op)
     assert sum(published) == sum(use.bytes for use in eviction.uses(Cache(cache_dir)))
 
@@ -445,7 +445,7 @@ def test_kernels_and_records_all_count_towards_the_limits(op, cache_dir, monkeyp
 def test_each_branch_has_a_record(op):
     for n in (2, 0, 2):
         op(X, n)
-        linker.settle()
+        specializer.settle()
     assert len(kept(op)) == 2
 
 
@@ -456,7 +456,7 @@ def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_d
         roots.append(tmp_path / f"apart{n}")
         with config.using(cache_dir=roots[-1]):
             op(X, n)
-            linker.settle()
+            specializer.settle()
             assert len(kept(op)) == 1
     with config.using(cache_dir=tmp_path / "empty", system_cache=tuple(roots)):
         assert len(kept(op)) == 2
@@ -466,7 +466,7 @@ def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_d
 def test_a_record_that_is_gone_takes_no_other_with_it(op):
     for n in (2, 0):
         op(X, n)
-        linker.settle()
+        specializer.settle()
     gone, left = kept(op)
     jit.open_cache().remove(gone.entry.path)
     assert kept(op) == [left]
@@ -502,9 +502,9 @@ def test_a_program_serves_under_the_settings_of_its_call(op):
     slot = slot_of(op)
     with config.using(prefer="cc"):
         op(X, 2)
-    linker.settle()
+    specializer.settle()
     op(X, 2)
-    linker.settle()
+    specializer.settle()
     before = slot.misses
     op(X, 2)
     assert slot.misses == before
@@ -513,17 +513,17 @@ def test_a_program_serves_under_the_settings_of_its_call(op):
 
 @pytest.mark.long
 def test_a_name_that_changes_before_its_program_serves_condemns_no_class(op, monkeypatch):
-    slot, trace = slot_of(op), linker.trace
+    slot, trace = slot_of(op), specializer.trace
 
     def trace_early(*rest):
         traced = trace(*rest)
         monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, 4))
         return traced
 
-    monkeypatch.setattr(linker, "trace", trace_early)
+    monkeypatch.setattr(specializer, "trace", trace_early)
     op(X, 2)
     assert SIZES == (1, 4) and not slot.refused
-    monkeypatch.setattr(linker, "trace", trace)
+    monkeypatch.setattr(specializer, "trace", trace)
     served(op, X, 2)
 
 
@@ -535,7 +535,7 @@ def test_a_name_that_changes_at_each_call_is_looked_up_ever_less_often(op, monke
     for number in range(400):
         monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, number))
         op(X, 2)
-    linker.settle()
+    specializer.settle()
     assert 16 < len(looked_up) < 80
     for _ in range(300):
         op(X, 2)

@@ -12,7 +12,7 @@ from helpers import slot_of
 
 from jitkern import config
 from jitkern.errors import LaunchError
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -80,7 +80,7 @@ def test_every_capacity_holds_what_it_should(total, count):
     xs = [torch.full((i % 3,), 1.0) for i in range(count)]
     wanted = float(sum(i % 3 for i in range(count)))
     assert float(total(xs)) == wanted
-    linker.settle()
+    specializer.settle()
     before = misses(total)
     assert float(total(xs)) == wanted
     assert misses(total) == before, slot_of(total).refused
@@ -110,7 +110,7 @@ def test_tables_beyond_a_megabyte_stay_with_python(declare):
     many = [torch.ones(1)] * 1100
     for _ in range(2):
         assert float(op(many)) == 1100
-        linker.settle()
+        specializer.settle()
     assert "more than a megabyte" in str(slot_of(op).refused)
     assert float(warmed(op, many[:9])(many[:9])) == 9
 
@@ -128,7 +128,7 @@ def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
     many = [torch.ones(1)] * 1100
     for _ in range(2):
         assert float(op(many)) == 3300
-        linker.settle()
+        specializer.settle()
     assert "more than a megabyte" in str(slot_of(op).refused)
 
 
@@ -178,7 +178,7 @@ def test_changed_lists_are_changed_and_their_versions_rise(declare):
     for turn in range(1, 4):
         versions = [x._version for x in xs]
         op(xs, 2.0)
-        linker.settle()
+        specializer.settle()
         assert [float(x.sum()) for x in xs] == [3 * 2.0**turn, 4 * 2.0**turn]
         assert all(x._version > before for x, before in zip(xs, versions))
     assert misses(op) == 1
@@ -223,9 +223,9 @@ def test_ops_with_lists_pass_opcheck_and_compile(total, maybe, declare):
 ANOTHER_PROCESS = """
 import torch
 from jitkern.declare import Cpp, kernel
-from jitkern.runtime import linker
-traced, real = [], linker.trace
-linker.trace = lambda *rest: (traced.append(1), real(*rest))[1]
+from jitkern.runtime import specializer
+traced, real = [], specializer.trace
+specializer.trace = lambda *rest: (traced.append(1), real(*rest))[1]
 op = kernel("lists::total(Tensor[] xs, str mode, int[] more) -> Tensor", cpu=Cpp(text=TEXT))
 @op.launch("cpu")
 def _(k, xs, mode, more):
@@ -237,7 +237,7 @@ for count in (3, 20):
     for mode in ("by", "sum"):
         for _ in range(2):
             result = op([torch.ones(2)] * count, mode, [4])
-            linker.settle()
+            specializer.settle()
         assert float(result) == 2 * count * (4 if mode == "by" else 1)
 slot = op.backends["cpu"].implementation.slot
 print(len(traced), len(slot.known), slot.refused)
@@ -261,7 +261,7 @@ def test_several_lists_belong_together(declare):
         ps = [torch.full((n,), 3.0, dtype=d) for n, d in ((2, torch.float32), (3, torch.float64), (0, torch.float32))]  # fmt: skip
         op(ps, [torch.ones(2), torch.ones(3), torch.ones(0)], 0.5)
         assert [p.tolist() for p in ps] == [[2.5] * 2, [2.5] * 3, []]
-        linker.settle()
+        specializer.settle()
     assert misses(op) == 1
     with pytest.raises(LaunchError, match=r"tensors 1 of the lists have \(3, 2\) elements"):
         op([torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(2)], 0.5)
@@ -346,7 +346,7 @@ def test_numbers_strings_and_bools_in_lists_reach_the_kernel(declare):
     wanted = [[999.5] * 3, [2**40 + 1003.5] * 3, [0.0] * 3, [7.0] * 3, [0.0], [0.0]]
     for call, expected in zip(calls, wanted):
         assert op(*call).tolist() == expected
-        linker.settle()
+        specializer.settle()
     before = misses(op)
     assert before == 5, "numbers alone make no stub of their own"
     assert [op(*call).tolist() for call in calls] == wanted
@@ -376,7 +376,7 @@ def test_a_result_may_be_none(maybe):
         more, out = maybe(x, 3)
         assert more.tolist() == [2.0] * 3
         assert out.tolist() == [1]
-        linker.settle()
+        specializer.settle()
     assert misses(maybe) == 2
     for _ in range(2):
         with pytest.raises(RuntimeError, match="n is negative"):
@@ -396,7 +396,7 @@ def test_one_result_alone_may_be_none(declare):
     for _ in range(3):
         assert op(torch.ones(1), False) is None
         assert op(torch.ones(1), True).tolist() == [1]
-        linker.settle()
+        specializer.settle()
     assert misses(op) == 2
 
 

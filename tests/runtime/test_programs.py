@@ -10,7 +10,7 @@ from helpers import served, slot_of
 from jitkern import config
 from jitkern.launch.runner import Runner
 from jitkern.runtime import binding
-from jitkern.runtime.slot import Calls, Loaded
+from jitkern.runtime.variants import CallClassState, Loaded
 from jitkern.trace.program import CODES, parsed_program
 from jitkern.trace.trace import trace
 
@@ -77,7 +77,9 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
     program = UNSOUND[how](traced.program)
     kernels = [kernel.function for kernel in traced.kernels]
     before, known = slot.misses, {*slot.known}
-    slot.append(Calls(), Loaded(program, kernels, traced.world), X.device, config.current())
+    slot.append(
+        CallClassState(), Loaded(program, kernels, traced.world), X.device, config.current()
+    )
     assert "not sound" in caplog.text and slot.known == known
     assert torch.equal(op(X), 2 * X) and slot.misses == before
 

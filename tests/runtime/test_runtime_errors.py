@@ -11,7 +11,7 @@ from calls_of_ops import INC, SQUARE, X
 
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError, NotCached
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -154,4 +154,4 @@ def test_an_error_that_a_launch_function_handles_is_forgotten(declare, scale):
     op = declare("(Tensor x) -> Tensor", INC, launch)
     for _ in range(2):
         assert torch.equal(op(X), 2 * X)
-        linker.settle()
+        specializer.settle()

@@ -1,4 +1,4 @@
-"""Calls through the launch runtime, failed ones too, leave no memory behind."""
+"""CallClassState through the launch runtime, failed ones too, leave no memory behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from calls_of_ops import INC, WAYS, X, misses, through, warmed
 
 from jitkern.runtime import binding
-from jitkern.runtime.slot import Calls
+from jitkern.runtime.variants import CallClassState
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 CALLS = 16_000  # many, beside the few hundred objects that Torch keeps sooner or later
@@ -119,7 +119,7 @@ def test_calls_that_hit_leave_nothing_behind(many, args):
 
 @pytest.mark.long
 def test_calls_that_python_serves_leave_nothing_behind(many, monkeypatch):
-    monkeypatch.setattr(Calls, "is_due", lambda _: False)
+    monkeypatch.setattr(CallClassState, "is_due", lambda _: False)
     assert_flat(lambda: many(X, X, 4, 2.5, True, 3, 0.5))
     assert misses(many) > CALLS
 

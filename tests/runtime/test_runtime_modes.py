@@ -8,7 +8,7 @@ from calls_of_ops import WAYS, X, misses, through, warmed
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -44,7 +44,7 @@ def test_a_tensor_made_in_inference_mode_is_taken_outside(scale, square):
     for op, expected in ((scale(), 2 * X), (square(), X * X)):
         for _ in range(2):
             assert torch.equal(op(x), expected)
-            linker.settle()
+            specializer.settle()
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
@@ -54,7 +54,7 @@ def test_an_inplace_op_changes_an_inference_tensor(inc, inside):
     for _ in range(3):
         with torch.inference_mode(inside):
             inc(x, 1)
-        linker.settle()
+        specializer.settle()
     assert x.tolist() == [3, 3, 3]
 
 
@@ -62,7 +62,7 @@ def test_an_inplace_op_counts_one_version_cold_and_warm(inc):
     x = torch.zeros(3)
     for calls in (1, 2, 3):
         inc(x, 1)
-        linker.settle()
+        specializer.settle()
         assert x._version == calls
     assert misses(inc) == 1
 
@@ -157,7 +157,7 @@ def test_backward_computes_the_gradient_cold_and_warm(square, way):
         x = X.clone().requires_grad_()
         through(op, way)(x).sum().backward()
         assert torch.equal(x.grad, 2 * X)
-        linker.settle()
+        specializer.settle()
 
 
 TRANSFORMS = {

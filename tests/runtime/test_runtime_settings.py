@@ -17,7 +17,7 @@ from helpers import served, slot_of
 from jitkern import config
 from jitkern.calls import record, signature
 from jitkern.errors import CacheError, NotCached
-from jitkern.runtime import binding, linker, slot
+from jitkern.runtime import binding, specializer, variants
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -31,7 +31,7 @@ def test_a_variant_serves_only_under_the_preference_it_was_traced_under(scale):
     with config.using(prefer="nvrtc"):
         assert torch.equal(op(X), 2 * X)
         assert misses(op) == before + 1
-        linker.settle()
+        specializer.settle()
         assert torch.equal(op(X), 2 * X)
         assert misses(op) == before + 1
     assert torch.equal(op(X), 2 * X)
@@ -55,7 +55,7 @@ def test_a_preference_counts_in_its_own_thread_alone(scale):
     assert misses(op) == before + 1, "which source a thread prefers is not told by C meanwhile"
     with config.using(prefer="cc"):
         op(X)
-        linker.settle()
+        specializer.settle()
         before = misses(op)
         assert torch.equal(op(X), 2 * X)
         assert misses(op) == before, "but in a block of its own"
@@ -73,7 +73,7 @@ def test_calls_that_a_stub_serves_are_recorded_in_a_block_that_records(scale, tm
     with config.using(record=tmp_path / "calls"):
         for _ in range(3):
             assert torch.equal(op(X), 2 * X)
-        linker.settle()
+        specializer.settle()
     assert misses(op) == before + 3, "every call came to Python"
     assert [call.op for call in record.read(tmp_path / "calls")] == [op.name]
     assert torch.equal(op(X), 2 * X)
@@ -84,7 +84,7 @@ def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
     op = warmed(scale(), X)
     with config.using(prefer="cc"):
         op(X)
-    linker.settle()
+    specializer.settle()
 
     async def prefers():
         with config.using(prefer="cc"):
@@ -111,7 +111,7 @@ VARIANTS = int(
 
 
 def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(declare, monkeypatch):
-    monkeypatch.setattr(slot, "EVER", 5)
+    monkeypatch.setattr(variants, "EVER", 5)
 
     def launch(k, x):
         hash(x.shape[0])  # a constant of each program
@@ -124,7 +124,7 @@ def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(decla
         before = misses(op)
         for n in range(1, 11):
             assert torch.equal(op(torch.ones(n)), 2 * torch.ones(n))
-            linker.settle()
+            specializer.settle()
     assert misses(op) - before == 5
 
 
@@ -132,7 +132,7 @@ def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(decla
 def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     declare, caplog, monkeypatch
 ):
-    monkeypatch.setattr(slot, "CONSTANTS", 2 * VARIANTS)
+    monkeypatch.setattr(variants, "CONSTANTS", 2 * VARIANTS)
 
     def launch(k, x):
         hash(x.shape[0])  # a constant of each variant
@@ -144,7 +144,7 @@ def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     xs = [torch.ones(n) for n in range(1, VARIANTS + 6)]
     for x in (*xs, xs[0], xs[-1]):
         assert torch.equal(op(x), 2 * x)
-        linker.settle()
+        specializer.settle()
     before = misses(op)
     for x in (xs[0], xs[-1]):
         assert torch.equal(op(x), 2 * x)
@@ -163,10 +163,10 @@ def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
     with config.using(compile="never"), pytest.raises(NotCached):
         other(X)
     op(X)
-    linker.settle()
+    specializer.settle()
     with config.using(compile="never"):
         op(torch.ones(1, 2, 3))  # its kernel is cached, and its stub is not
-    linker.settle()  # it was asked for where compiling was off
+    specializer.settle()  # it was asked for where compiling was off
     warmed(op, torch.ones(1, 2, 3))
 
 
@@ -198,14 +198,14 @@ def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):
 
 CALL = """
 import torch, jitkern, jitkern.ops
-from jitkern.runtime import binding, linker, slot
+from jitkern.runtime import binding, specializer, variants
 assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
-linker.settle()
-before = [known.misses for known in slot.SLOTS]
+specializer.settle()
+before = [known.misses for known in variants.SLOTS]
 assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
-after = [known.misses for known in slot.SLOTS]
+after = [known.misses for known in variants.SLOTS]
 stats = jitkern.stats()
-served = any(known.known and known.number is not None for known in slot.SLOTS) and after == before
+served = any(known.known and known.number is not None for known in variants.SLOTS) and after == before
 print(binding.runtime() is not None, served, stats["compiles"], stats["runtimes"])
 """
 PYTHON, LINKED = "False False", "True True"  # who served the second call
@@ -284,7 +284,7 @@ def test_calls_that_no_program_serves_keep_none_from_others_of_their_class(decla
     op = declare("(Tensor x) -> Tensor", SCALE, branching)
     for size in range(100, 110):
         op(torch.ones(size))
-        linker.settle()
+        specializer.settle()
     assert slot_of(op).refused
     served(op, torch.ones(3))
     assert not slot_of(op).refused
@@ -293,8 +293,8 @@ def test_calls_that_no_program_serves_keep_none_from_others_of_their_class(decla
 def test_traces_that_fail_are_tried_ever_less_often(declare, monkeypatch):
     op = declare("(Tensor x, int n) -> Tensor", SCALE, lambda k, x, n: x + x)
     tried = []
-    trace = linker.trace
-    monkeypatch.setattr(linker, "trace", lambda *args: tried.append(args) or trace(*args))
+    trace = specializer.trace
+    monkeypatch.setattr(specializer, "trace", lambda *args: tried.append(args) or trace(*args))
     for n in range(1000):
         op(X, n)
     assert 5 < len(tried) <= 10
@@ -310,7 +310,7 @@ def test_a_trace_that_failed_for_another_reason_is_tried_again(scale, monkeypatc
 
     op = scale()
     with monkeypatch.context() as full:
-        full.setattr(linker, "trace", fails)
+        full.setattr(specializer, "trace", fails)
         for _ in range(10):
             assert torch.equal(op(X), 2 * X)
     assert not slot_of(op).known

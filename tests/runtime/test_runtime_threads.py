@@ -11,7 +11,7 @@ import torch
 from calls_of_ops import WAYS, X, misses, through, warmed
 from helpers import LONGEST, slot_of
 
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 MEET = """
@@ -78,7 +78,7 @@ def test_eight_threads_from_cold_compute_right_and_make_each_variant_once(scale,
             assert torch.equal(torch.autograd.grad(differentiable(y).sum(), y)[0], 2 * x)
 
     run_threads(*(lambda seed=seed: work(seed) for seed in range(8)))
-    linker.settle()
+    specializer.settle()
     for op in (plain, differentiable):
         known = slot_of(op)
         assert 0 < appended.count(known.number) == len(known.known)
@@ -116,7 +116,7 @@ def test_two_threads_are_inside_a_kernel_at_once(declare, way):
 
 FORK = """
 import os, signal, torch, jitkern.ops
-from jitkern.runtime import binding, linker, slot
+from jitkern.runtime import binding, specializer, variants
 assert binding.runtime()
 vec_add = jitkern.ops.vec_add
 known = vec_add.backends["cpu"].implementation.slot
@@ -125,7 +125,7 @@ def computes(*tensors):
         assert torch.equal(vec_add(x, x), 2 * x), x
 def serves(*tensors):
     computes(*tensors)
-    linker.settle()
+    specializer.settle()
     before = known.misses
     computes(*tensors)
     assert known.misses == before

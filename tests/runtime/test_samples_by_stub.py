@@ -9,7 +9,7 @@ from helpers import by_python, needs_triton, slot_of
 from jitkern import config, ops
 from jitkern.calls.signature import tensors_in
 from jitkern.launch.measure import copied
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.source.kinds import Extension
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_every_sample_is_the_same_by_c_and_by_python(op, device, source):
             given, again = copied(args, {}), copied(args, {})
             for _ in range(2):  # the first may wait for a workspace alone
                 op(*copied(args, {}), **kwargs)
-                linker.settle()
+                specializer.settle()
             before = slot.misses
             result = op(*given, **kwargs)
             by_c += slot.misses == before

@@ -11,7 +11,7 @@ import pytest
 
 from jitkern.cache.key import digest_of
 from jitkern.cache.manifest import Manifest
-from jitkern.runtime import binding, own_code
+from jitkern.runtime import binding, code_version
 from jitkern.runtime.records import STALE
 from jitkern.source.kinds import shared_include
 
@@ -44,7 +44,13 @@ sys.served = True
 jitkern.runtime.builds.settle()
 print(json.dumps([answer, by_record, recalled.op(torch.ones(2), {n}).tolist(), jitkern.stats()["compiles"]]))
 """
-LOOKUP = ("op.dispatch", "cache.store", "source.closure", "jit.obtain", "source.variant_key")
+LOOKUP = (
+    "op.dispatch",
+    "cache.store",
+    "source.closure",
+    "jit.get_or_compile",
+    "source.variant_key",
+)
 
 
 class Package:
@@ -223,16 +229,16 @@ def test_what_is_odd_leads_to_the_search(recalled, what):
 
 @pytest.mark.long
 def test_another_state_of_jitkern_itself_has_records_of_its_own(recalled):
-    other = "from jitkern.runtime import own_code; own_code.digest = lambda: 'another'"
+    other = "from jitkern.runtime import code_version; code_version.digest = lambda: 'another'"
     assert recalled.call(other) == (2.0, False)
     assert len(recalled.records) == 2
-    newer = "from jitkern.runtime import own_code; own_code.digest, own_code.is_what_runs = lambda: 'newer', bool"
+    newer = "from jitkern.runtime import code_version; code_version.digest, code_version.is_what_runs = lambda: 'newer', bool"
     assert recalled.call(newer) == (2.0, False)
     assert len(recalled.records) == 2, "code that was just changed may not be what runs"
 
 
 def test_the_files_that_a_record_depends_on_are_there():
-    assert [path for path in own_code._paths() if not os.path.isfile(path)] == []
+    assert [path for path in code_version._paths() if not os.path.isfile(path)] == []
 
 
 @pytest.mark.long
@@ -407,7 +413,7 @@ def test_a_header_that_jitkern_includes_for_a_type_is_one_of_its_files(package):
 
 @pytest.mark.long
 def test_code_of_jitkern_that_is_newer_than_what_runs_finds_no_record(recalled):
-    newer = "from jitkern.runtime import own_code; own_code.IMPORTED = 0"
+    newer = "from jitkern.runtime import code_version; code_version.IMPORTED = 0"
     assert recalled.call(newer) == (2.0, False)
     assert len(recalled.records) == 1
 

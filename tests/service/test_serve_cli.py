@@ -35,11 +35,11 @@ open("answer.tar", "wb").write(urllib.request.urlopen(request, timeout=250).read
 """
 THEN = """
 import torch, jitkern.ops
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 x = torch.arange(999.0)
 assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
-linker.settle()
+specializer.settle()
 slot = jitkern.ops.vec_add.backends["cpu"].implementation.slot
 before = slot.misses
 assert torch.equal(jitkern.ops.vec_add(x, x), x + x)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import kernels_src
-from jitkern.compilers.opened import check
+from jitkern.compilers.dependencies import check
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Cpp, Cuda, Include, Triton, shared_include

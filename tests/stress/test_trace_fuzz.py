@@ -19,7 +19,7 @@ from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
-from jitkern.runtime.slot import Calls, Loaded, Slot
+from jitkern.runtime.variants import CallClassState, Loaded, OpVariants
 from jitkern.trace.trace import trace
 
 pytestmark = [
@@ -214,8 +214,8 @@ _numbers = iter(range(1 << 30))
 def op(tmp_path, monkeypatch):
     (tmp_path / "k.cpp").write_text(SOURCE)
     made = kernel(f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
-    monkeypatch.setattr(Calls, "is_due", lambda _: False)  # they are made here
-    monkeypatch.setattr(Slot, "recall", lambda *_: False)
+    monkeypatch.setattr(CallClassState, "is_due", lambda _: False)  # they are made here
+    monkeypatch.setattr(OpVariants, "recall", lambda *_: False)
     return made
 
 
@@ -256,7 +256,7 @@ def compared(op, traced, author, text, module, args):
     slot = slot_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
     variant = Loaded(traced.program, kernels, traced.world)
-    slot.append(Calls(), variant, torch.device("cpu"), config.current())
+    slot.append(CallClassState(), variant, torch.device("cpu"), config.current())
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),

@@ -12,7 +12,7 @@ from helpers import slot_of
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 from jitkern.target import Target
 
 NAMESPACE = "jitkern_trace"
@@ -89,7 +89,7 @@ class Subject:
 
     def serves(self, *args):
         """Once settled, a call with these arguments agrees without asking Python."""
-        linker.settle()
+        specializer.settle()
         before = self.misses
         self.agrees(*args)
         assert self.misses == before, f"{args} asked Python: {self.refusals}"
@@ -103,7 +103,7 @@ class Subject:
     def asks_python(self, *args):
         """A call agrees, and the next one like it asks Python again."""
         for _ in range(2):
-            linker.settle()
+            specializer.settle()
             before = self.misses
             self.agrees(*args)
             assert self.misses > before, args

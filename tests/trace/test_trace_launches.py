@@ -8,7 +8,7 @@ import pytest
 import torch
 from subject import NAN, E, gathered, ints, reals
 
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -78,7 +78,7 @@ def test_keyword_only_arguments_are_traced_too(subject):
         wanted = [given.get("n", 3), given.get("f", 0.5), int("y" in given), 0]
         for _ in range(2):
             assert tested.op(E, **given).tolist() == wanted
-            linker.settle()
+            specializer.settle()
     assert tested.misses == 2
 
 
@@ -112,7 +112,7 @@ def test_an_inference_tensor_is_changed_though_it_has_no_version(subject):
         x = torch.zeros(3).double()
         for _ in range(2):
             tested.op(x, 1.0)
-            linker.settle()
+            specializer.settle()
         assert x.tolist() == [2, 2, 2]
     assert tested.misses == 1
 
@@ -155,7 +155,7 @@ def test_what_is_done_in_place_is_done_to_the_argument(subject, name):
     ]
     for x in given * 2:
         tested.agrees(x)
-        linker.settle()
+        specializer.settle()
     tested.serves(given[0])
 
 
@@ -168,7 +168,7 @@ def test_an_in_place_change_is_not_made_twice_where_a_later_allocation_fails(sub
     tested = subject("(Tensor(a!) x, int n) -> Tensor", launch)
     x = torch.zeros(3).double()
     tested.op(x, 0)
-    linker.settle()
+    specializer.settle()
     with pytest.raises(RuntimeError):
         tested.op(x, -1)
     assert x.tolist() == [2, 2, 2]
@@ -237,7 +237,7 @@ def test_a_negative_zero_is_a_template_argument_of_its_own(subject):
     tested = subject("(Tensor x, float f) -> Tensor", launch)
     for f in (0.0, -0.0) * 2:
         assert str(tested.op(E, f).item()) == str(f)
-        linker.settle()
+        specializer.settle()
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from subject import BOTTOM, INF, NAN, TOP, E, gathered, ints, reals
 
 from jitkern.errors import LaunchError
 from jitkern.runtime import binding
-from jitkern.trace import seen
+from jitkern.trace import stand_ins
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -179,7 +179,7 @@ def test_an_integer_that_is_not_exact_as_a_float_is_rounded_as_python_rounds_it(
 
 @pytest.mark.parametrize("rounds_once", [sys.version_info >= (3, 12), True])
 def test_a_sum_of_floats_is_rounded_as_python_rounds_it(subject, monkeypatch, rounds_once):
-    monkeypatch.setattr(seen, "_SUMS_ROUND_ONCE", rounds_once)
+    monkeypatch.setattr(stand_ins, "_SUMS_ROUND_ONCE", rounds_once)
     made = subject(
         "(int n, float a, float b) -> Tensor",
         lambda k, n, a, b: reals(k, sum([a, b, -a]), sum([n, 1])),

@@ -10,7 +10,7 @@ from helpers import by_python, slot_of
 from subject import Subject, copied, outcome
 
 from jitkern.ops import softmax, vec_add
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -138,7 +138,7 @@ def test_vec_add_is_the_same_for_any_tensors(added, pair):
 def test_vec_add_refuses_tensors_that_differ_as_python_does(added, x, y):
     for _ in range(2):
         added.agrees(*x, *y)
-        linker.settle()
+        specializer.settle()
     added.agrees(*x, *y)
 
 
@@ -210,5 +210,5 @@ def test_a_launch_function_of_everything_refuses_what_python_refuses(mixed, x, w
     args = (torch.zeros(2, dtype=torch.float64), *x, *w, n, 0.5, None)
     for _ in range(2):
         mixed.agrees(*args)
-        linker.settle()
+        specializer.settle()
     assert outcome(mixed.op, args) == outcome(mixed.python, args)

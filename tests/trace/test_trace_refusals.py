@@ -18,7 +18,7 @@ import torch
 from subject import Subject, length_of
 
 from jitkern.launch.symbols import Unsupported
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.trace.trace import trace
 
 pytestmark = [
@@ -423,7 +423,7 @@ def exercised(tmp_path):
         made = Subject(tmp_path / "k", SIGNATURE, launch)
         for call in [*calls, *calls]:
             made.agrees(*call)
-            linker.settle()
+            specializer.settle()
         return made
 
     return make
@@ -447,12 +447,12 @@ def test_what_c_cannot_follow_is_answered_as_python_answers_it_and_the_op_says_w
         with contextlib.suppress(Exception):
             made.op(*call)
             answered.append(call)
-    linker.settle()
+    specializer.settle()
     before = made.misses
     for call in answered:
         made.op(*call)
     served = made.misses == before
-    linker.settle()  # why a call was not served is found out beside it
+    specializer.settle()  # why a call was not served is found out beside it
     assert all(PLACE.match(reason) for reason in made.refusals), made.refusals
     assert served or made.refusals
 
@@ -473,12 +473,12 @@ def test_a_refusal_names_the_argument(exercised):
 @pytest.mark.long
 def test_what_c_always_leaves_to_python_is_not_traced_for_ever(tmp_path, monkeypatch):
     traces = []
-    trace = linker.trace
-    monkeypatch.setattr(linker, "trace", lambda *args: traces.append(args) or trace(*args))
+    trace = specializer.trace
+    monkeypatch.setattr(specializer, "trace", lambda *args: traces.append(args) or trace(*args))
     made = Subject(tmp_path / "k", SIGNATURE, lambda k, x, y, n, f: scaled(k, x, (n << 80) >> 80))
     for _ in range(10):
         made.agrees(FOUR, FOUR, 0, 1.0)
-        linker.settle()
+        specializer.settle()
     assert len(traces) < 7
     (reason,) = made.refusals
     assert PLACE.match(reason)
@@ -495,7 +495,7 @@ def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path)
 
     made = Subject(tmp_path / "k", "(Tensor x, int n) -> Tensor", launch)
     made.asks_python(FOUR, 1009)
-    linker.settle()
+    specializer.settle()
     (reason,) = made.refusals
     line = launch.__code__.co_firstlineno + 2
     assert reason.startswith(f"{__file__}:{line}: more than 1000 steps cannot be traced"), reason

@@ -8,7 +8,7 @@ import pytest
 import torch
 from subject import MATRICES, E, gathered, ints
 
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -131,7 +131,7 @@ def test_a_view_reads_the_same_elements(subject, name):
     tested.learns(MATRICES["3x4"])
     for matrix in MATRICES.values():
         tested.agrees(matrix)
-    linker.settle()
+    specializer.settle()
     for matrix in MATRICES.values():
         tested.agrees(matrix)
     tested.serves(MATRICES["2x6"])
@@ -149,7 +149,7 @@ def test_a_view_has_the_sizes_strides_and_address_that_torch_gives_it(subject, n
     matrices = [m for m in MATRICES.values() if m.numel()]
     for matrix in matrices * 2:
         tested.agrees(matrix)
-        linker.settle()
+        specializer.settle()
     tested.serves(MATRICES["3x4"])
 
 
@@ -161,7 +161,7 @@ def test_the_address_of_an_empty_view_is_that_of_python(subject, x):
     tested = subject("(Tensor x) -> Tensor", lambda k, x: ints(k, x[1:].data_ptr() % 16))
     tested.learns(torch.ones(3, 5))
     tested.agrees(x)
-    linker.settle()
+    specializer.settle()
     tested.agrees(x)
 
 
@@ -261,7 +261,7 @@ def test_an_output_has_the_dtype_sizes_and_strides_of_pythons(subject, name):
     tested = subject("(Tensor x) -> Tensor", ALLOCATED[name])
     for x in [*DENSE.values(), *LOOSE.values()] * 2:
         tested.agrees(x)
-        linker.settle()
+        specializer.settle()
     for x in (MATRICES["3x4"], MATRICES["2x6"], MATRICES["0x4"]):
         tested.serves(x)
 
@@ -287,7 +287,7 @@ def test_a_copy_has_the_values_and_strides_of_pythons(subject, name):
     tested = subject("(Tensor x) -> Tensor", COPIED[name])
     for x in [*DENSE.values(), *LOOSE.values()] * 2:
         tested.agrees(x)
-        linker.settle()
+        specializer.settle()
     for x in (MATRICES["3x4"], MATRICES["2x6"], MATRICES["0x4"]):
         tested.serves(x)
 

@@ -14,7 +14,7 @@ import torch
 from helpers import declared, slot_of
 from subject import length_of
 
-from jitkern.runtime import binding, linker
+from jitkern.runtime import binding, specializer
 from jitkern.trace.world import World
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -76,7 +76,7 @@ def scaled(k, x, a):
 
 def value(op, *args):
     """What a call gives, and whether Python was not asked."""
-    linker.settle()
+    specializer.settle()
     before = slot_of(op).misses
     result = op(*(args or (torch.ones(2),)))[0].item()
     return result, slot_of(op).misses == before
@@ -258,7 +258,7 @@ import math
 
 import torch
 from jitkern.declare import Cpp, kernel
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 empty, isfinite = torch.empty, math.isfinite
 torch.empty = lambda *args, **kwargs: empty(*args, **kwargs).fill_(7)
@@ -276,11 +276,11 @@ def _(k, x):
 
 for _ in range(3):
     assert op(torch.ones(3)).tolist() == [5, 7]
-    linker.settle()
+    specializer.settle()
 torch.empty, math.isfinite = empty, isfinite
 for _ in range(3):
     assert op(torch.ones(3))[0].item() == 3
-    linker.settle()
+    specializer.settle()
 """
 
 
@@ -480,7 +480,7 @@ def test_a_mode_of_torch_is_seen_by_the_next_call(declare, name):
     op, x = declare(launch), torch.ones(1000)
     for _ in range(2):
         op(x)
-        linker.settle()
+        specializer.settle()
     with mode():
         found, wanted = op(x), torch.empty_like(x)
         if name == "grad":
@@ -632,15 +632,15 @@ def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
 
 @pytest.mark.long
 def test_what_is_being_traced_of_an_earlier_launch_function_never_serves(declare, monkeypatch):
-    op, trace = declare(lambda k, x: scaled(k, x, 2.0)), linker.trace
+    op, trace = declare(lambda k, x: scaled(k, x, 2.0)), specializer.trace
 
     def trace_late(*rest):
         op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
         return trace(*rest)
 
-    monkeypatch.setattr(linker, "trace", trace_late)
+    monkeypatch.setattr(specializer, "trace", trace_late)
     assert op(torch.ones(2))[0].item() == 2.0
-    monkeypatch.setattr(linker, "trace", trace)
+    monkeypatch.setattr(specializer, "trace", trace)
     assert value(op) == (3.0, False)
     serves(op, 3.0)
 

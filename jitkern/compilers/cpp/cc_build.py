@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.compilers import opened
+from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import functions, parameter_types
 from jitkern.compilers.result import (
     Built,
@@ -25,7 +25,7 @@ from jitkern.compilers.result import (
     write_log,
 )
 from jitkern.errors import CompilerNotFound
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.source import cpp_text, includes
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
@@ -42,7 +42,7 @@ def build(
     source = variant.source
     assert isinstance(source, Cpp)
     check_platform(variant.op, target)
-    opened.refuse_profiles(source.flags, variant.op)
+    dependencies.refuse_profiles(source.flags, variant.op)
     tool = tool_of(source)
     compiler = identity(tool)
     folder = staging / "build"
@@ -54,7 +54,7 @@ def build(
             f"`{tool}` is clang: set CC=gcc, or write the kernel as a .cpp file",
             remedy="set CC=gcc",
         )
-    listed = opened.listing(_UNIT, gcc=gcc)
+    listed = dependencies.listing(_UNIT, gcc=gcc)
     unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
     address, macros = functions.instantiated(variant, unit.text, closure)
     if source.is_c:
@@ -63,10 +63,10 @@ def build(
         unit.compile(parameter_types.probe_of_c(variant, macros, listing), macros)
     else:
         unit.compile(parameter_types.probe(address, macros), macros)
-    files = opened.in_folder(folder, [_UNIT])
-    opened.check(source, closure, files, toolchain(tool, files), variant.op)
+    files = dependencies.in_folder(folder, [_UNIT])
+    dependencies.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
-    opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
+    dependencies.check_unreported(folder, _UNIT, source.flags, texts, variant.op)
     binary = binary_at(folder / "out.so", variant, target, [tool])
     try:
         parameters = parameter_types.codes_in(binary)
@@ -93,8 +93,8 @@ class _Unit:
         head = f"{functions.TYPES}\n{cpp_text.line_directive(self._source)}"
         cpp_text.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
-        command.append(opened.LINKERS_LIST)
-        command, status, output = opened.run_listed(self._run, command)
+        command.append(dependencies.LINKERS_LIST)
+        command, status, output = dependencies.run_listed(self._run, command)
         write_log(self._staging, command, output)
         if status:
             hint = functions.hint(variant, self.text, output)
@@ -141,7 +141,7 @@ def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
 def _state_of(tool: str) -> tuple[int, ...]:
     """Return numbers that change when a compiler is replaced, as by an upgrade; () without one."""
     program = _program(tool)
-    return owned.identity(os.stat(program)) if program else ()  # noqa: PTH116
+    return trust.identity(os.stat(program)) if program else ()  # noqa: PTH116
 
 
 def _program(tool: str) -> str | None:
@@ -167,9 +167,9 @@ def _linked(tool: str, _state: tuple[int, ...]) -> list[Path]:
     """The directories of the files that are linked into every library."""
     with tempfile.TemporaryDirectory(prefix="jitkern-") as name:
         Path(name, "empty.cpp").touch()
-        flags = ("-shared", "-fPIC", "empty.cpp", "-o", "empty.so", opened.LINKERS_LIST)
+        flags = ("-shared", "-fPIC", "empty.cpp", "-o", "empty.so", dependencies.LINKERS_LIST)
         run([*shlex.split(tool), *flags], source=Cpp("x.cpp"), folder=Path(name))
-        return [path.parent for path in opened.in_folder(Path(name), [])]
+        return [path.parent for path in dependencies.in_folder(Path(name), [])]
 
 
 def identity(tool: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jitkern.compilers import opened
+from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import ptx_signature, toolkit
 from jitkern.compilers.cuda.cubin import resources
@@ -65,17 +65,17 @@ def compile_unit(
         tool, "-cubin", f"-arch={target.arch}", *flags,
         *(f"-I{root}" for root in source.searched),
         *(f"-isystem={prefix / 'include'}" for prefix in wheels),
-        *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
+        *dependencies.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
         "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip
     process = run(command, source=source, folder=build, shown=True)
     write_log(staging, command, process.stdout)
     if process.returncode:
         raise compile_error(variant, target, command, process.stdout, hint(process.stdout))
-    files = opened.in_folder(build, ["unit"])
+    files = dependencies.in_folder(build, ["unit"])
     host = cc_build.toolchain("c++", files)
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
-    opened.check(source, closure, files, known, variant.op)
+    dependencies.check(source, closure, files, known, variant.op)
     symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
     if not symbol:
         raise CompileError(f"{variant.op}: {no_kernel(variant)}", op=variant.op)

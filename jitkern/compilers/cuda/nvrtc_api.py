@@ -15,7 +15,7 @@ UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) n
 UNDEFINED = r'identifier "(\w+)" is undefined'
 
 
-class Program:
+class NvrtcProgram:
     """A program to compile with NVRTC.
 
     headers: texts that replace files, by their names in `#include`.
@@ -118,7 +118,7 @@ def check_arch(library: ctypes.CDLL, target: Target) -> None:
 @functools.cache
 def build_id(library: ctypes.CDLL) -> str:
     """The full version of NVRTC, from the PTX of an empty program, which takes 30 ms."""
-    program = Program(library, "", "/jitkern/empty.cu", (), {})
+    program = NvrtcProgram(library, "", "/jitkern/empty.cu", (), {})
     try:
         program.compile([])
         return version_in(program.text("PTX"))

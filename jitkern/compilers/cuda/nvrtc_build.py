@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from jitkern.compilers import cuda, opened
+from jitkern.compilers import cuda, dependencies
 from jitkern.compilers.cpp import template_arguments
 from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
 from jitkern.compilers.cuda.cubin import resources
 from jitkern.compilers.cuda.nvrtc_api import (
     UNDEFINED,
     UNKNOWN_OPTION,
-    Program,
+    NvrtcProgram,
     build_id,
     check_arch,
     version_in,
@@ -161,7 +161,7 @@ class _Attempt:
         trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails if the file exists
         text, expressions = f"{unit.text}\n{ptx_signature.PROBE}", (kernel.name, kernel.probe)
         headers = {**self._headers, **unit.headers}
-        program = Program(self._library, text, name, expressions, headers)
+        program = NvrtcProgram(self._library, text, name, expressions, headers)
         try:
             options = [*self._options, *unit.options, f"-fdevice-time-trace={trace}"]
             failed, output = program.compile(options)
@@ -188,7 +188,7 @@ class _Attempt:
         names = _included(trace.with_suffix(".json"))
         _refuse_unreadable(variant, names)
         files = _on_disk(names, headers)
-        opened.check(variant.source, self.closure, files, self._toolkit, variant.op)
+        dependencies.check(variant.source, self.closure, files, self._toolkit, variant.op)
         meta = {
             "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
             "resources": resources(cubin, symbol),

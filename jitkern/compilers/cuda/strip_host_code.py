@@ -140,7 +140,7 @@ def _edited(text: str, shown: str, edits: list[_Edit]) -> str:
     return text
 
 
-def _lines(shown: str, declaration: cpp_text.Declaration) -> range:
+def _lines(shown: str, declaration: cpp_text.CppDeclaration) -> range:
     first = shown.count("\n", 0, declaration.begin) + 1
     return range(first, first + shown.count("\n", declaration.begin, declaration.end) + 1)
 
@@ -166,7 +166,7 @@ def _blank(text: str, shown: str) -> str:
     return "".join(rows)
 
 
-def _edits(shown: str, declaration: cpp_text.Declaration, marks: set[str]) -> Iterator[_Edit]:
+def _edits(shown: str, declaration: cpp_text.CppDeclaration, marks: set[str]) -> Iterator[_Edit]:
     """The edits that remove a declaration's host code; none for device code."""
     begin, rest, at, body, end, *_ = declaration
     head = shown[begin:at]
@@ -195,7 +195,7 @@ def _is_host_variable(head: str, words: set[str], whole: str) -> bool:
 
 
 def _edits_of_class(
-    shown: str, declaration: cpp_text.Declaration, marks: set[str]
+    shown: str, declaration: cpp_text.CppDeclaration, marks: set[str]
 ) -> Iterator[_Edit]:
     """The edits that blank host methods, or the class if it has a host or a virtual member."""
     assert declaration.body

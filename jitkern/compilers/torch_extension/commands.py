@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.compilers import opened
+from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.torch_extension.inline_source import has_cuda
@@ -61,7 +61,7 @@ class Build(NamedTuple):
         return self.with_cuda and has_cuda((unit.file,))
 
 
-class Step(NamedTuple):
+class Command(NamedTuple):
     """A command, the file that it writes, and flags to add if there is much memory.
 
     needed: whether the build fails if this command fails.
@@ -73,23 +73,23 @@ class Step(NamedTuple):
     needed: bool = True
 
 
-def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
+def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Command:
     """The step that compiles the unit of this number in `folder`. Raises CompilerNotFound."""
     unit = build.units[number]
     output = folder / f"{number}.o"
-    listing = opened.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
+    listing = dependencies.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
     command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
     prefix = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{prefix}{_ROOMY}"
-    return Step(command, output, (roomy,) if gcc else ())
+    return Command(command, output, (roomy,) if gcc else ())
 
 
-def expand_step(build: Build, number: int, folder: Path) -> Step:
+def expand_step(build: Build, number: int, folder: Path) -> Command:
     """The step that runs only the preprocessor on the unit, as for the CPU."""
     unit, output = build.units[number], folder / f"{number}.ii"
     host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
     command = [*_command(build, unit, folder, host), "-E", unit.file, "-o", output.name]
-    return Step(command, output, needed=False)
+    return Command(command, output, needed=False)
 
 
 def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
@@ -103,7 +103,7 @@ def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list
     return [*tool, *own, *_common_flags(build), *standard, *maps, *unit.flags]
 
 
-def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
+def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Command:
     """The step that links `objects` into the library or program `linked`."""
     libraries = torch_folder() / "lib"
     program = build.output == "program"
@@ -120,9 +120,9 @@ def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
         *(*(("-ltorch_cuda",) if cuda else ()), "-ltorch"),
         *((f"-Wl,-rpath,{libraries}",) if program else ("-ltorch_python",)),
         *(_cuda_libraries(build) if cuda else ()),
-        *(opened.LINKERS_LIST, "-o", linked.name),
+        *(dependencies.LINKERS_LIST, "-o", linked.name),
     ]
-    return Step(command, linked)
+    return Command(command, linked)
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:

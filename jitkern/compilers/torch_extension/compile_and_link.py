@@ -20,13 +20,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.compilers import child_process, opened, parallelism
+from jitkern.compilers import child_process, dependencies, parallelism
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.result import Built, binary_at, compile_error, keep_binary, write_log
 from jitkern.compilers.torch_extension import hints
 from jitkern.compilers.torch_extension.commands import (
     Build,
-    Step,
+    Command,
     compile_step,
     expand_step,
     link_step,
@@ -77,7 +77,9 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     artifact = keep_binary(staging, plain, binary, suffix)
     registered = hints.registrations(_texts(expanding))
     units = map(str, range(len(steps)))
-    return Built(compiler, {"artifact": artifact, **registered}), opened.in_folder(folder, units)
+    return Built(compiler, {"artifact": artifact, **registered}), dependencies.in_folder(
+        folder, units
+    )
 
 
 def identity(*, with_nvcc: bool) -> dict[str, str]:
@@ -111,7 +113,7 @@ def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> N
 
 
 def _run(
-    build: Build, steps: Sequence[Step], before: Sequence[_Done],
+    build: Build, steps: Sequence[Command], before: Sequence[_Done],
     variant: Variant, target: Target, staging: Path,
 ) -> list[_Done]:  # fmt: skip
     """Run the steps and log them with those done `before`; returns both. Raises CompileError."""
@@ -125,17 +127,17 @@ def _run(
     return done
 
 
-def _registers(compiled: Step) -> bool:
+def _registers(compiled: Command) -> bool:
     """Whether the compiled unit registers something with Torch."""
     path = compiled.output  # a compiler may succeed without an object: then linking fails
     return path.is_file() and b"TORCH_LIBRARY_" in path.read_bytes()
 
 
-def _texts(expanded: Sequence[Step]) -> list[str]:
+def _texts(expanded: Sequence[Command]) -> list[str]:
     return [cpp_text.read(step.output) for step in expanded if step.output.is_file()]
 
 
-def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:
+def _side_by_side(build: Build, steps: Sequence[Command], folder: Path) -> list[_Done]:
     """The steps that ended, in order: all, or up to the first failure, which ends the others."""
     ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
     over = threading.Event()
@@ -168,7 +170,7 @@ def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Do
 def _work(
     build: Build,
     number: int,
-    step: Step,
+    step: Command,
     folder: Path,
     over: threading.Event,
     ended: queue.SimpleQueue[_Done | BaseException],
@@ -183,7 +185,7 @@ def _work(
                 run = functools.partial(
                     child_process.run, shown=settings.verbose, cwd=folder, env=environment
                 )
-                command, status, output = opened.run_listed(run, command)
+                command, status, output = dependencies.run_listed(run, command)
                 ended.put(_Done(number, command, status if step.needed else 0, output))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken
         ended.put(e)
@@ -193,4 +195,4 @@ def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
     """Whether the assembler read files that neither a text nor the assembler names."""
     flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
     units = map(str, range(len(build.units)))
-    return opened.hides_binaries(staging / "build", units, flags, texts)
+    return dependencies.hides_binaries(staging / "build", units, flags, texts)

@@ -71,15 +71,15 @@ class ExtensionCompiler(Compiler):
                 f"this machine ({', '.join(gpus)}): leave it out, and the target sets the arch"
             )
         build = _build_of(source, target)
-        compilers.opened.refuse_profiles(
+        compilers.dependencies.refuse_profiles(
             [flag for unit in build.units for flag in unit.flags], variant.op
         )
         built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
         known = torch_extension.commands.toolchain(build, opened)
-        compilers.opened.check(source, closure, opened, known, variant.op)
+        compilers.dependencies.check(source, closure, opened, known, variant.op)
         texts = [path.read_bytes() for path in closure.paths]
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
-            raise CompileError(f"{variant.op}: {compilers.opened.UNTOLD}", op=variant.op)
+            raise CompileError(f"{variant.op}: {compilers.dependencies.UNTOLD}", op=variant.op)
         return built._replace(meta={**built.meta, "module": build.name if source.pybind else ""})
 
 

@@ -63,7 +63,7 @@ class InlineCompiler(Compiler):
         built, opened = torch_extension.compile_and_link.make(build, renamed, target, staging)
         known = torch_extension.commands.toolchain(build, opened)
         # Such as a header that a macro names: compared again whenever the entry is used.
-        beyond = list(compilers.opened.beyond(source, closure, opened, known))
+        beyond = list(compilers.dependencies.beyond(source, closure, opened, known))
         watched = _digests(beyond, started)
         searched = _searched(source, closure, beyond, started) if beyond else {}
         texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]

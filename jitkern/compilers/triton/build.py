@@ -76,7 +76,7 @@ def _command() -> list[str]:
     return [sys.executable, "-I", *unwritten, *prefix, "-c", _START]
 
 
-class Worker:
+class TritonProcess:
     """A child process that runs Triton for one thread.
 
     The process ends by itself when it is idle or its parent is gone, and when it has imported
@@ -152,9 +152,9 @@ def _ask(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
     files = _state_of(closure)
     for _ in range(2):
-        worker: Worker | None = getattr(_workers, "worker", None)
+        worker: TritonProcess | None = getattr(_workers, "worker", None)
         if worker is None or not worker.usable(environment, files):
-            worker = _workers.worker = Worker(command, environment)
+            worker = _workers.worker = TritonProcess(command, environment)
         worker.imported.update(files)
         answer = worker.ask(request)
         if isinstance(answer, dict):

@@ -188,7 +188,7 @@ class _Reader(ast.NodeVisitor):
         return value if isinstance(value, ModuleType) else None
 
 
-class _Statement(NamedTuple):
+class _OriginOfStatement(NamedTuple):
     """A statement of a module, and the conditions and loops that it stands under.
 
     hidden: the names that it may give by other ways than assignments; ANY for any name.
@@ -214,7 +214,7 @@ class _Statement(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _statements(text: bytes) -> list[_Statement]:
+def _statements(text: bytes) -> list[_OriginOfStatement]:
     """The statements of a module that run when it is imported."""
     tree = ast.parse(text)
     called = by_function(tree, _hidden_in)
@@ -289,11 +289,13 @@ def _sets_member(node: ast.AST, names: dict[str, Any], name: str) -> bool:
     }
 
 
-def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iterator[_Statement]:
+def _flattened(
+    body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]
+) -> Iterator[_OriginOfStatement]:
     for node in body:
         blocks = [getattr(node, name, []) for name in _BLOCKS]
         if isinstance(node, DEFINITIONS) or not any(blocks):
-            yield _Statement(node, conditions)
+            yield _OriginOfStatement(node, conditions)
             continue
         inside = {id(part) for block in blocks for part in block}
         head = tuple(part for part in ast.iter_child_nodes(node) if id(part) not in inside)
@@ -303,7 +305,7 @@ def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iter
             for part in ast.walk(h)
         ):
             continue  # not run by an import
-        yield from (_Statement(part, (*conditions, *head)) for part in head)
+        yield from (_OriginOfStatement(part, (*conditions, *head)) for part in head)
         for block in blocks:
             yield from _flattened(block, (*conditions, *head))
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
-from jitkern.files import owned
+from jitkern.files import trust
 from jitkern.source import triton_decorators, triton_globals, triton_text
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
@@ -79,7 +79,7 @@ def _code(loader: SourceFileLoader, name: str) -> CodeType | None:
     path = loader.get_filename(name)
     file = os.path.realpath(path)
     with contextlib.suppress(OSError):
-        _imported[file] = owned.state(os.stat(path))  # noqa: PTH116
+        _imported[file] = trust.state(os.stat(path))  # noqa: PTH116
     if file in _covered or name.partition(".")[0] in _packages:
         return loader.source_to_code(loader.get_data(path), path)
     return _kept_code(loader, name)
@@ -92,7 +92,7 @@ def _is_outdated(covered: list[str], absent: list[str]) -> bool:
     """
     if all(path in _covered or path not in _imported for path in covered):
         return False
-    changed = any(_imported.get(path) != owned.state(os.stat(path)) for path in covered)  # noqa: PTH116
+    changed = any(_imported.get(path) != trust.state(os.stat(path)) for path in covered)  # noqa: PTH116
     return changed or any(os.path.realpath(path) in _imported for path in absent)
 
 

@@ -19,7 +19,7 @@ import torch
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.backward import arguments_of
-from jitkern.composition.expression import REQUIRED, Parameter, bound
+from jitkern.composition.expression import REQUIRED, FormulaParameter, bound
 from jitkern.composition.launch import HALVES
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
@@ -332,7 +332,7 @@ class Fused:
         return backward
 
 
-def _named(function: Pointwise | None) -> list[tuple[str, Parameter]]:
+def _named(function: Pointwise | None) -> list[tuple[str, FormulaParameter]]:
     """Return the parameters of a function, with their names in a schema."""
     return list(zip(arguments_of(function), function.parameters)) if function else []
 

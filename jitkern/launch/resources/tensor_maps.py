@@ -43,7 +43,7 @@ class TensorMap:
         return "k.tensor_map(...)"
 
 
-class Options(NamedTuple):
+class TensorMapOptions(NamedTuple):
     """What a map says beside sizes, strides and the box, in numbers of the driver."""
 
     type: int
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
 def options_of(
     target: Target, x: Any, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
-) -> Options:
+) -> TensorMapOptions:
     """Return the options of a map, checked as far as they depend on no size. Raises LaunchError."""
     if target.device != "cuda" or capability_of(target) < (9, 0):
         raise LaunchError(
@@ -89,7 +89,9 @@ def options_of(
             f"k.tensor_map(oob_fill='nan') of {x.dtype}: TMA knows the NaN of larger floats alone"
         )
     _check_box(x, box, rank, swizzle)
-    return Options(_TYPES[code], rank, SWIZZLES[swizzle], PROMOTIONS[l2_promotion], FILLS[oob_fill])
+    return TensorMapOptions(
+        _TYPES[code], rank, SWIZZLES[swizzle], PROMOTIONS[l2_promotion], FILLS[oob_fill]
+    )
 
 
 def _check_box(x: Any, box: Sequence[Any], rank: int, swizzle: str) -> None:

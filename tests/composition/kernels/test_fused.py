@@ -14,7 +14,7 @@ from jitkern.composition.kernels.fused import Fused
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import ops_named
-from jitkern.runtime import linker
+from jitkern.runtime import specializer
 
 HERE = Path(__file__).parent
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -42,7 +42,7 @@ def test_one_kernel_computes_all_and_rounds_once(device):
             bound = 1.05 * ulp * wanted.abs() + (1e-14 if dtype is torch.float64 else 1e-6)
             assert ((found.double() - wanted).abs() <= bound).all(), (shape, dtype)
     before = jitkern.stats()["compiles"]
-    linker.settle()
+    specializer.settle()
     assert torch.equal(
         jitkern_norms.whole(x, 2.0, weight, 1e-6, added),
         jitkern_norms.whole(x, 2.0, weight, 1e-6, added),
@@ -115,7 +115,7 @@ def test_the_op_is_registered_as_any_other():
 @pytest.mark.long
 def test_another_process_compiles_nothing(run_python):
     text = (
-        "import json, torch, jitkern, jitkern_norms\nfrom jitkern.runtime import linker\n"
+        "import json, torch, jitkern, jitkern_norms\nfrom jitkern.runtime import specializer\n"
         "x, w = torch.randn(4, 8), torch.randn(8)\n"
         "jitkern_norms.whole(x, 2.0, w, 1e-6, w)\nlinker.settle()\nprint(json.dumps(jitkern.stats()))"
     )

@@ -24,8 +24,8 @@ from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
     from jitkern.jit.load import Tell
-    from jitkern.launch.symbols import Frozen
-    from jitkern.runtime.records import Kept
+    from jitkern.launch.symbols import Specialized
+    from jitkern.runtime.records import StoredRecord
     from jitkern.trace.program import Program
 
 CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
@@ -36,11 +36,11 @@ REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 betwee
 _log = logging.getLogger(__name__)
 
 
-class Calls:
+class CallClassState:
     """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
 
     def __init__(self) -> None:
-        self.records: list[Kept] = []  # of the cache, that were not tried yet
+        self.records: list[StoredRecord] = []  # of the cache, that were not tried yet
         self.world: World | None = None  # the world of these records
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
@@ -73,7 +73,7 @@ class Loaded(NamedTuple):
     world: World
 
 
-class Slot:
+class OpVariants:
     """The place of an op on a device type in the launch runtime, with its variants."""
 
     def __init__(self, number: int, signature: Signature) -> None:
@@ -81,8 +81,8 @@ class Slot:
         self.signature = signature
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
-        self._calls: dict[tuple[Any, ...], Calls] = {}
-        self._frozen: list[Frozen] = []
+        self._calls: dict[tuple[Any, ...], CallClassState] = {}
+        self._frozen: list[Specialized] = []
         self._worlds: dict[str, None] = {}  # the identities of those of the variants
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
         self.serving: frozenset[Any] = frozenset()  # those that C has
@@ -101,13 +101,13 @@ class Slot:
         """The reasons why calls keep the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
 
-    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
+    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
         """Return the state of calls like this one."""
         kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
         calls = self._calls.get(kind)
-        return calls if calls is not None else self._calls.setdefault(kind, Calls())
+        return calls if calls is not None else self._calls.setdefault(kind, CallClassState())
 
-    def recall(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
+    def recall(self, calls: CallClassState, launcher: Launcher, args: Sequence[Any]) -> bool:
         """Append the next variant that a record names for calls like this one, if there is one.
 
         Returns whether one was appended; it serves once the runtime is loaded. Raises nothing.
@@ -131,12 +131,12 @@ class Slot:
             for news in loaded:  # to listeners, who may wait for a thread that calls this op
                 events.tell(*news)
 
-    def may_have_more(self, calls: Calls) -> bool:
+    def may_have_more(self, calls: CallClassState) -> bool:
         """Return whether a remote may have brought records since these calls looked for some."""
         return calls.fetches != events.fetches()
 
     def _append_next(
-        self, calls: Calls, launcher: Launcher, args: Sequence[Any], tell: Tell
+        self, calls: CallClassState, launcher: Launcher, args: Sequence[Any], tell: Tell
     ) -> bool:
         function, source, target, device = launcher
         plain = isinstance(function, types.FunctionType)
@@ -145,7 +145,7 @@ class Slot:
         if world is not calls.world or self.may_have_more(calls):
             calls.fetches, calls.world = events.fetches(), world
             read = room.records.reader()
-            known = room.records.Class.of(self.signature, launcher, world, args)
+            known = room.records.CallClass.of(self.signature, launcher, world, args)
             calls.records = room.records.found(known, read)
         example, bound = example_of(args), sum(one.record.constant for one in calls.records)
         for kept in [one for one in calls.records if bound <= FEW or one.record.is_for(example)]:
@@ -165,7 +165,7 @@ class Slot:
                 return True
         return False
 
-    def refuse(self, calls: Calls, why: str) -> None:
+    def refuse(self, calls: CallClassState, why: str) -> None:
         """Note why calls keep the Python launcher. Other branches may be traced all the same."""
         if not calls.refused:
             _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
@@ -174,11 +174,11 @@ class Slot:
 
     def append(
         self,
-        calls: Calls,
+        calls: CallClassState,
         variant: Loaded,
         device: torch.device,
         settings: Config,
-        frozen: Sequence[Frozen] = (),
+        frozen: Sequence[Specialized] = (),
     ) -> bool:
         """Let a variant serve `calls` on a device, under these settings.
 
@@ -266,7 +266,7 @@ def _class_of(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
-def _changing(frozen: Sequence[Frozen]) -> str:
+def _changing(frozen: Sequence[Specialized]) -> str:
     """Return, in words, the values that variants hold for constant and that differ most."""
     values: dict[str, set[Any]] = {}
     for what, value in frozen:
@@ -276,7 +276,7 @@ def _changing(frozen: Sequence[Frozen]) -> str:
     return ", ".join(named) or "dtypes, ranks, and the branches that its launch function takes"
 
 
-SLOTS: list[Slot] = []
+SLOTS: list[OpVariants] = []
 
 
 def _renew_locks() -> None:

@@ -18,8 +18,8 @@ import torch
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
 from jitkern.trace.copying import ReadOnlyDict, copies
+from jitkern.trace.fast_check import check
 from jitkern.trace.lists import TensorList
-from jitkern.trace.quick import check
 from jitkern.trace.recorder import allocated, default_dtype
 from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
 from jitkern.trace.values import is_plain

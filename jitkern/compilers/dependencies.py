@@ -63,7 +63,7 @@ def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:
     return sorted(path for path in files if not path.resolve().is_relative_to(own))
 
 
-def refuse_untold(
+def check_unreported(
     folder: Path, unit: str, flags: Sequence[str], texts: Collection[bytes], op: str
 ) -> None:
     """Raise CompileError if a tool read files of its own and did not list them."""

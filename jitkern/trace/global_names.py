@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
     line: int
 
 
-class Reads(NamedTuple):
+class CodeNames(NamedTuple):
     """The names that one function reads.
 
     attributes: all that its code reads of any value. handlers: where the code may catch an error,
@@ -76,7 +76,7 @@ _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
 
 @functools.lru_cache(maxsize=1024)
-def reads_of(code: types.CodeType) -> Reads:
+def code_names(code: types.CodeType) -> CodeNames:
     """Return the names that a function of this code reads, its inner functions included."""
     reads: list[Read] = []
     refusals: list[Refusal] = []
@@ -89,7 +89,7 @@ def reads_of(code: types.CodeType) -> Reads:
         _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, compares, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
         sets |= any(_makes_set(listed, at) for at in range(len(listed)))
-    return Reads(
+    return CodeNames(
         tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes,
         tuple(compares), sets,
     )  # fmt: skip

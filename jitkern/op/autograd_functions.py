@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jitkern.op.op import Op
 
 
-def called(autograd: Autograd, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(autograd: Autograd, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a call of an op at its Autograd key, recorded if that is needed."""
     tensors = tensors_in((*args, *kwargs.values()))
     if _forward_mode(tensors):

@@ -17,8 +17,8 @@ from jitkern.errors import (
     CompilerNotFound,
     TargetError,
 )
-from jitkern.jit import cache_in_use
-from jitkern.jit.cache_in_use import open_cache
+from jitkern.jit import active_cache
+from jitkern.jit.active_cache import open_cache
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.loading import one_at_a_time
 from jitkern.source.kinds import Variant
@@ -80,7 +80,7 @@ def _missed(request: Request, started: float, reason: str, *, may_wait: bool) ->
         result = REFRESH if reason == REFRESH.reason else _look_up(request)
         status, said = "hit", ""
         if result.entry is None and may_fetch:
-            said = jit.download.brought(key, variant.op, variant.source.kind)
+            said = jit.download.fetch(key, variant.op, variant.source.kind)
             if not said:
                 result, status = _look_up(request), "fetched"
         if result.entry is None:
@@ -95,8 +95,8 @@ def _missed(request: Request, started: float, reason: str, *, may_wait: bool) ->
 def _look_up(request: Request) -> Found:
     key = request.key
     result = open_cache().look_up(key.target, key.name, key.digest)
-    if result.entry is None and cache_in_use.spilled:
-        result = result._replace(entry=cache_in_use.spilled[0].find(key))
+    if result.entry is None and active_cache.spilled:
+        result = result._replace(entry=active_cache.spilled[0].find(key))
     if result.entry and config.current().compiler == "exact":
         source = request.variant.source
         with contextlib.suppress(CompilerNotFound, TargetError):  # keep it if nothing can rebuild

@@ -94,7 +94,7 @@ def layer_of(root: Path, trust: Trust) -> Layer | str:
     return Layer(root, None, trust.keys) if trust.keys else reason
 
 
-def distrust_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
+def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     """Return the reason why code must not be loaded from the user root, or "".
 
     The root must be owned by this user and writable by nobody else; a directory above it may be
@@ -103,7 +103,7 @@ def distrust_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     if not hasattr(os, "geteuid") or root in trusted:
         return ""
     with contextlib.suppress(OSError):  # the root is missing or unreachable
-        reason = distrust_entry(root.stat(), {os.geteuid()})
+        reason = why_untrusted_entry(root.stat(), {os.geteuid()})
         if reason:
             return f"{root} {reason}"
     for parent in Path(os.path.realpath(root)).parents:
@@ -119,13 +119,13 @@ def distrust_root_of_layer(root: Path) -> str:
     if not hasattr(os, "geteuid"):
         return ""
     try:
-        reason = distrust_entry(root.stat(), {os.geteuid(), 0})
+        reason = why_untrusted_entry(root.stat(), {os.geteuid(), 0})
     except OSError as e:
         reason = f"cannot be examined: {e.strerror}"
     return f"{root} {reason}" if reason else ""
 
 
-def distrust_entry(status: os.stat_result, owners: set[int] | frozenset[int]) -> str:
+def why_untrusted_entry(status: os.stat_result, owners: set[int] | frozenset[int]) -> str:
     """Return the reason why a file or directory with this status is not trusted, or ""."""
     if status.st_uid not in owners:
         return f"belongs to user {status.st_uid}"
@@ -237,7 +237,7 @@ def touch(descriptor: int, status: os.stat_result) -> None:
 
 def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
     """Raise ValueError if a file with this status is not trusted. owners: None for any owner."""
-    reason = distrust_entry(status, owners) if owners is not None else ""
+    reason = why_untrusted_entry(status, owners) if owners is not None else ""
     if reason:
         raise ValueError(f"{what} {reason}")
 
@@ -271,7 +271,7 @@ def installed_layers() -> tuple[Path, ...]:
 
 def layers(config: Config) -> Iterator[Layer]:
     """Yield the user root, unless it is distrusted, and the read-only layers that may be used."""
-    if not distrust_root(config.cache_dir, config.trusted):
+    if not why_untrusted_root(config.cache_dir, config.trusted):
         yield user_layer(config.cache_dir, config.trusted)
     for root in (*config.system_cache, *installed_layers()):
         layer = layer_of(root, Trust.of(config))

@@ -12,7 +12,7 @@ from jitkern._fork import after_fork
 from jitkern.cache.store import Cache
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
-from jitkern.files.owned import Trust, installed_layers
+from jitkern.files.trust import Trust, installed_layers
 
 _OPENED_BY = (  # the settings that select the cache and its rules
     "cache_dir", "system_cache", "trusted", "trusted_keys", "signed", "verify", "fsync", "fallback",
@@ -38,7 +38,7 @@ def _open_cache(*values: Any) -> Cache:
         return _private(e, settings, layers, verify=settings.verify, rules=Trust.of(settings))
 
 
-def spill(why: CacheError) -> Cache:
+def use_temporary(why: CacheError) -> Cache:
     """The private cache, for what could not be written into the cache of the settings.
 
     Raises `why` if that is no matter of the root's permissions, and where the settings want it.

@@ -35,16 +35,16 @@ def check(condition: Any, message: Callable[[], object] | None = None) -> None:
         raise RuntimeError(str(message()) if message else "Expected cond to be True, but got False")
 
 
-def runnable(function: Function) -> Function:
+def with_fast_check(function: Function) -> Function:
     """Return a copy of a launch function with a quick `torch._check`.
 
     Return the function itself if it calls none, or calls what could read or change the names that
     the copy has copies of.
     """
-    return _quick(function).now() or function
+    return _fast_check(function).now() or function
 
 
-class _Quick:
+class _FastCheck:
     """The copies of a launch function with a quick `torch._check`, each made for one world."""
 
     def __init__(self, function: Function) -> None:
@@ -95,7 +95,7 @@ def _is_inert(value: Any) -> bool:
     return all(f"{home}.".startswith("torch.") for home in homes)
 
 
-_quick = functools.lru_cache(maxsize=1024)(_Quick)
+_fast_check = functools.lru_cache(maxsize=1024)(_FastCheck)
 
 
 def from_partial(partial: functools.partial[Any]) -> Function:

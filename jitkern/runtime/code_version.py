@@ -15,7 +15,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports l
 _ROOMS = ("launch", "source", "trace")  # which decide what a trace gives
 FILES = (  # beside these rooms: what turns sources, the machine and the runtime into keys, too
     "cache/key.py", "cache/records.py", "calls/signature.py", "compilers/__init__.py",
-    "jit/request.py", "runtime/linker.py", "runtime/program.c", "runtime/records.py",
+    "jit/request.py", "runtime/specializer.py", "runtime/program.c", "runtime/records.py",
     "runtime/runtime.c", "target.py",
 )  # fmt: skip
 _TICK = 50_000_000  # nanoseconds within which two changes of a file may have one time

@@ -18,7 +18,7 @@ from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
-from jitkern.runtime.slot import CONSTANTS, Calls, Loaded, Slot, known_as
+from jitkern.runtime.variants import CONSTANTS, CallClassState, Loaded, OpVariants, known_as
 from jitkern.trace.recorder import described
 from jitkern.trace.trace import trace
 
@@ -32,8 +32,8 @@ class MissedCall(NamedTuple):
     tried: the variants that C had when the call came.
     """
 
-    slot: Slot
-    calls: Calls
+    slot: OpVariants
+    calls: CallClassState
     launcher: Launcher
     runner: Runner
     args: Sequence[Any]
@@ -42,7 +42,7 @@ class MissedCall(NamedTuple):
     tried: frozenset[Any]
 
 
-def link(missed: MissedCall) -> None:
+def specialize(missed: MissedCall) -> None:
     """Trace a call and append its program, or note why that failed. Raises nothing."""
     slot, calls = missed.slot, missed.calls
     try:
@@ -74,7 +74,9 @@ def _append(missed: MissedCall) -> None:
             "number goes beyond 64 bits"
         )
     if missed.settings.compile != "never" and missed.calls.constants <= CONSTANTS:
-        known = room.records.Class.of(slot.signature, missed.launcher, traced.world, missed.args)
+        known = room.records.CallClass.of(
+            slot.signature, missed.launcher, traced.world, missed.args
+        )
         room.records.keep(known, traced)
 
 
