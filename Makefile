@@ -51,7 +51,7 @@ docs: $(VENV)/.docs-$(PAIR)
 # What jitkern needs to run, and NumPy, without which Torch warns. Where there is a GPU, the CUDA toolchain, too.
 $(VENV)/.base-$(PAIR): pyproject.toml
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.base-$(PAIR)),,--clear) $(VENV)
-	$(BIN)/python -m pip install -q "torch==$(TORCH)" numpy setuptools
+	$(BIN)/python -m pip install -q "torch==$(TORCH)" numpy "setuptools>=77" wheel
 	$(BIN)/python -m pip install -q --no-build-isolation -e ".$(if $(wildcard /dev/nvidiactl),[cuda])"
 	touch $@
 
