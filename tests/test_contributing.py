@@ -84,9 +84,7 @@ class FormulaCompiler(Compiler):
 
 
 @pytest.mark.long
-def test_a_kind_of_source_is_a_class_and_a_line_and_a_compiler_a_class(
-    tmp_path, monkeypatch, undone
-):
+def test_a_kind_of_source_is_a_class_and_so_is_a_compiler(tmp_path, monkeypatch, undone):
     home = types.ModuleType("formula_compiler")
     home.FormulaCompiler = FormulaCompiler
     monkeypatch.setitem(sys.modules, "formula_compiler", home)

@@ -183,7 +183,7 @@ def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
 
 @pytest.mark.long
 @needs_compiler
-def test_without_a_cost_there_is_no_rate_and_it_is_said_what_to_add(times):
+def test_without_a_cost_there_is_no_rate(times):
     op = times(TWICE)
     result = measured(op)
     assert rows_of(result)["jitkern"].wall_us > 0 and rows_of(result)["jitkern"].gbs is None
@@ -210,7 +210,7 @@ def test_a_function_with_an_op_is_called_itself(times):
 
 @pytest.mark.long
 @needs_compiler
-def test_what_an_op_changes_is_compared_and_its_arguments_are_kept(tmp_path):
+def test_what_an_op_changes_is_compared(tmp_path):
     def launch(k, x, flag):
         k.flag_nan(flag, x, x.numel())
 
@@ -229,7 +229,7 @@ def test_what_an_op_changes_is_compared_and_its_arguments_are_kept(tmp_path):
 
 @pytest.mark.long
 @needs_compiler
-def test_a_reference_that_takes_no_float64_is_compared_with_itself(times):
+def test_a_reference_without_float64_is_compared_with_itself(times):
     op = times(TWICE)
 
     def reference(x):
@@ -244,7 +244,7 @@ def test_a_reference_that_takes_no_float64_is_compared_with_itself(times):
 
 @pytest.mark.long
 @needs_compiler
-def test_a_shape_that_the_reference_refuses_is_named_and_stops_no_other(times):
+def test_a_shape_that_the_reference_refuses_is_named(times):
     op = times(TWICE)
 
     def reference(x):
@@ -295,7 +295,7 @@ def test_the_command_prints_json_and_writes_a_table_and_plots(tmp_path, capsys):
 
 @pytest.mark.long
 @needs_compiler
-def test_the_command_prints_a_table_and_names_once_what_is_left_out(capsys, monkeypatch):
+def test_the_command_names_once_what_is_left_out(capsys, monkeypatch):
     monkeypatch.setattr(peers, "BUILT_IN", ("jitkern", "eager"))
     options = ["--device", "cpu", "--quick", "--rounds", "1", "--direction", "forward"]
     assert command.main(["softmax", *options, "--shapes", "f32[8, 100]", "f32[3, 7]"]) == 0
@@ -403,7 +403,7 @@ def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch):
     }
 
 
-def test_a_peer_that_cannot_be_imported_is_left_out_with_the_reason(monkeypatch):
+def test_a_peer_that_cannot_be_imported_is_left_out(monkeypatch):
     def make():
         raise ImportError("libfast.so is missing")
 
@@ -451,7 +451,7 @@ def test_twice_the_error_of_the_reference_is_right():
     assert "1.25 times the error" in oracle(own, precise).problem([torch.full((10,), 1.025)])
 
 
-def test_a_peer_that_rounds_what_the_op_keeps_is_compared_by_the_norm_of_the_error():
+def test_a_peer_that_rounds_is_compared_by_the_errors_norm():
     precise = torch.ones(10, dtype=torch.float64)
     own, near, far = precise.float(), torch.full((10,), 1.02), torch.full((10,), 1.04)
     assert oracle(own, precise).problem([near]).startswith("wrong: ")
@@ -462,7 +462,7 @@ def test_a_peer_that_rounds_what_the_op_keeps_is_compared_by_the_norm_of_the_err
 
 
 @pytest.mark.gpu
-def test_random_numbers_work_after_a_call_that_cannot_be_captured():
+def test_random_numbers_work_after_a_failed_capture():
     x = torch.ones(3, device="cuda")
     with pytest.raises(RuntimeError):
         timing.captured([lambda: x.sum().item()], x.device)

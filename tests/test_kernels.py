@@ -146,7 +146,7 @@ def guards_of_fake(op, args, device):
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", [op for op in SHIPPED if op.sources["cpu"]], ids=lambda op: op.name)
-def test_sizes_that_choose_a_kernel_for_gpus_are_no_reason_to_compile_again(op):
+def test_sizes_that_choose_a_gpu_kernel_compile_nothing_again(op):
     for args in few(op.sample_inputs("cpu")):
         # Meta tensors go through the first launch function, that for GPUs.
         assert guards_of_fake(op, args, "meta") <= guards_of_fake(op, args, "cpu")
@@ -222,7 +222,7 @@ def test_bad_input_is_the_ops_own_message(device):
 
 
 @pytest.mark.parametrize("op", CHECKING, ids=lambda op: op.name)
-def test_a_tensor_of_another_shape_is_refused_where_the_reference_refuses_it(op):
+def test_a_shape_is_refused_where_the_reference_refuses_it(op):
     """On meta tensors: what a launch function checks, no kernel sees."""
     args = next(args for args in op.sample_inputs("cpu") if 0 < args[0].numel() < 5000)
     for i, value in enumerate(args):
@@ -278,7 +278,7 @@ def test_export_keeps_the_op_and_makes_no_size_a_constant(op, device):
     check_export(op, device)
 
 
-def test_export_keeps_sizes_where_a_launch_function_calls_min_and_max():
+def test_export_keeps_sizes_that_a_launch_function_compares():
     """While it traces, torch.export has functions of its own in place of these."""
     (op,) = (op for op in EVERY if op.name == "jitkern::w4a16_linear")
     check_export(op, "meta")
@@ -303,7 +303,7 @@ def check_export(op, device):
 
 
 @pytest.mark.parametrize("largest", [1 << 24, None])
-def test_the_limits_of_kernels_are_no_limits_of_an_exported_dimension(largest):
+def test_limits_of_kernels_do_not_limit_exported_dimensions(largest):
     """A check of a launch function raises when a call comes that it refuses, not before."""
 
     class Module(torch.nn.Module):

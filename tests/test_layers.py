@@ -140,3 +140,13 @@ def test_the_map_has_each_room_and_few_words():
     assert rooms == sorted(rooms, key=ORDER.index)
     words = MAP.partition("## Words")[2].count("\n| ") - 1
     assert len(named_in_the_map()) > 20 and 15 < words <= 25
+
+
+TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))}
+
+
+def test_names_of_tests_are_short():
+    for path, tree in TESTS.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                assert len(node.name) <= 60, f"{path}: {node.name}"

@@ -45,7 +45,7 @@ def test_a_folder_whose_name_is_no_text_has_kernels_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", "a\\n"], ids=["quote", "line end", "backslash"])
-def test_a_folder_whose_name_a_literal_must_escape_has_kernels_too(tmp_path, name):
+def test_a_folder_that_a_literal_must_escape_has_kernels(tmp_path, name):
     (path := tmp_path / name / "k.cpp").parent.mkdir()
     path.write_text('extern "C" void one(int* x) { *x = 1; }')
     x = torch.zeros(1, dtype=torch.int32)
@@ -58,7 +58,7 @@ def test_a_folder_whose_name_a_literal_must_escape_has_kernels_too(tmp_path, nam
 
 
 @needs_nvrtc
-def test_such_a_folder_has_gpu_kernels_too_but_no_headers_of_theirs(tmp_path):
+def test_such_a_folder_has_gpu_kernels_without_own_headers(tmp_path):
     path = odd(tmp_path) / "k.cu"
     (path.parent / "more.h").write_text("#define ONE 1")
     for text, says in (

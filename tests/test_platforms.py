@@ -56,9 +56,7 @@ print(json.dumps({{
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_elsewhere_ops_answer_with_their_reference_and_the_rest_says_why_it_does_not(
-    name, tmp_path, monkeypatch
-):
+def test_elsewhere_references_answer_and_the_rest_says_why(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scale.cpp").write_text('extern "C" void scale(float* x) {}\n')
     done = subprocess.run(

@@ -54,7 +54,7 @@ def test_host_code_names_its_platform_and_device_code_does_not():
     assert host.for_device_code().platform == ""
 
 
-def test_native_takes_this_machines_instruction_set_unless_one_is_named():
+def test_native_is_this_machines_instruction_set():
     plain, named = Target.parse("cpu-x86_64-torch2.13.0"), Target.parse("cpu-x86_64_v2-torch2.13.0")
     assert plain.for_host_code(native=True).arch.startswith("x86_64")
     assert named.for_host_code(native=True).arch == "x86_64_v2"

@@ -255,7 +255,7 @@ def test_a_root_that_is_a_file_says_so(tmp_path, key):
     ],
 )
 @pytest.mark.parametrize("where", ["write_bytes", "rename", "mkdir", "chmod"])
-def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(
+def test_a_failing_disk_is_a_clear_error_and_harms_no_later_run(
     cache, key, monkeypatch, code, says, where
 ):
     def fail(*args, **kwargs):

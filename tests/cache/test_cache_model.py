@@ -283,10 +283,10 @@ def run(examples, steps, *, derandomize):
 
 
 @pytest.mark.long
-def test_a_lookup_gives_what_was_published_or_nothing_where_it_may():
+def test_a_lookup_gives_what_was_published_or_nothing():
     run(300, 30, derandomize=True)
 
 
 @pytest.mark.long
-def test_a_lookup_gives_what_was_published_or_nothing_where_it_may_for_long():
+def test_a_lookup_gives_what_was_published_or_nothing_for_long():
     run(2000, 60, derandomize=False)

@@ -111,19 +111,19 @@ def check_every_damage_of_the_manifest(it, caplog, step):
 
 
 @pytest.mark.long
-def test_a_manifest_with_any_byte_changed_or_missing_is_a_miss_and_heals(subject, caplog):
+def test_a_manifest_with_a_byte_changed_or_missing_heals(subject, caplog):
     check_every_damage_of_the_manifest(subject("fake"), caplog, 1)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["kernel", "call"])
-def test_a_real_manifest_with_a_byte_changed_or_missing_is_a_miss_and_heals(kind, subject, caplog):
+def test_a_real_manifest_with_a_byte_changed_or_missing_heals(kind, subject, caplog):
     check_every_damage_of_the_manifest(subject(kind), caplog, 13)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_manifest_with_any_byte_changed_or_missing_is_a_miss_and_heals(kind, subject, caplog):
+def test_any_manifest_with_any_byte_changed_or_missing_heals(kind, subject, caplog):
     check_every_damage_of_the_manifest(subject(kind), caplog, 1)
 
 
@@ -229,7 +229,7 @@ def place(request):
 @pytest.mark.parametrize(
     ("kind", "what"), [("kernel", "artifact"), ("kernel", "manifest"), ("call", "manifest")]
 )
-def test_a_file_that_is_not_as_it_was_published_is_a_miss_and_heals(kind, what, place, subject):
+def test_a_file_that_is_not_as_published_is_a_miss_and_heals(kind, what, place, subject):
     it = subject(kind)
     place(it.artifact if what == "artifact" else it.path / NAME)
     it.check_that_it_is_a_miss_and_heals()
@@ -271,9 +271,7 @@ def listing(root: Path) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("displace", [moved_out, a_file, a_pipe])
 @pytest.mark.parametrize("level", ["entry", "target", "version"])
-def test_what_is_no_folder_is_a_miss_and_heals_and_nothing_outside_is_touched(
-    level, displace, subject, folder
-):
+def test_what_is_no_folder_is_a_miss_and_heals_itself_alone(level, displace, subject, folder):
     it = subject("kernel")
     outside = folder / "outside"
     outside.mkdir()
@@ -332,18 +330,14 @@ def miss_in_a_layer(folder):
 
 
 @pytest.mark.parametrize("what", ["artifact", "manifest"])
-def test_a_damaged_file_in_a_layer_is_a_miss_and_the_layer_untouched(
-    what, place, subject, miss_in_a_layer
-):
+def test_a_damaged_file_in_a_layer_is_a_miss_and_stays(what, place, subject, miss_in_a_layer):
     it = subject("kernel")
     place(it.artifact if what == "artifact" else it.path / NAME)
     miss_in_a_layer(it)
 
 
 @pytest.mark.parametrize("damage", CONTENT)
-def test_a_library_of_other_content_in_a_layer_is_a_miss_and_the_layer_untouched(
-    damage, subject, miss_in_a_layer
-):
+def test_another_library_in_a_layer_is_a_miss_and_stays(damage, subject, miss_in_a_layer):
     it = subject("kernel")
     it.artifact.write_bytes(CONTENT[damage](it.artifact.read_bytes()))
     miss_in_a_layer(it)
@@ -351,7 +345,7 @@ def test_a_library_of_other_content_in_a_layer_is_a_miss_and_the_layer_untouched
 
 @pytest.mark.parametrize("displace", [moved_out, a_file, a_pipe])
 @pytest.mark.parametrize("level", ["entry", "target", "version"])
-def test_what_is_no_folder_in_a_layer_is_a_miss_and_the_layer_untouched(
+def test_what_is_no_folder_in_a_layer_is_a_miss_and_stays(
     level, displace, subject, folder, miss_in_a_layer
 ):
     it = subject("kernel")
@@ -405,7 +399,7 @@ def test_a_call_over_damage_everywhere_computes_and_heals(on_disk):
 
 
 @pytest.mark.long
-def test_a_call_that_verifies_sizes_only_survives_a_library_that_does_not_load(on_disk):
+def test_with_sizes_verified_a_library_that_fails_heals(on_disk):
     it = on_disk("kernel")
     it.artifact.write_bytes(bytes(it.artifact.stat().st_size))
     check_that_a_call_heals(it.root, ("kernel", "call", "runtime"), JITKERN_VERIFY="size")
@@ -424,9 +418,7 @@ def test_a_call_over_one_damaged_library_computes_and_heals(kind, damage, on_dis
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LIBRARIES)
 @pytest.mark.parametrize("damage", ["magic", "all zero"])
-def test_a_call_that_verifies_sizes_only_survives_any_library_that_does_not_load(
-    kind, damage, on_disk
-):
+def test_with_sizes_verified_any_library_that_fails_heals(kind, damage, on_disk):
     it = on_disk(kind)
     it.artifact.write_bytes(CONTENT[damage](it.artifact.read_bytes()))
     check_that_a_call_heals(it.root, (kind,), JITKERN_VERIFY="size")

@@ -154,7 +154,7 @@ def test_a_child_that_was_forked_holds_no_lock_of_its_parent():
         assert taken(path)
 
 
-def test_a_child_that_leaves_the_block_of_its_parent_leaves_the_lock():
+def test_a_child_that_leaves_its_parents_block_leaves_the_lock():
     path, child = lock.lock_directory(config.current()) / "name.lock", None
     with lock.held("name", "x"):
         if child := os.fork():
@@ -181,7 +181,7 @@ def test_a_lock_that_is_released_leaves_no_file(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_one_that_waits_gets_a_lock_whose_file_was_deleted_under_it(monkeypatch):
+def test_a_waiter_gets_a_lock_whose_file_was_deleted_under_it(monkeypatch):
     """Whoever opened the file before it was deleted must not take that one for the lock."""
     path = lock.lock_directory(config.current()) / "0a-1b.lock"
     real, opened = os.open, []

@@ -104,7 +104,7 @@ def test_files_of_others_are_left_alone(work, root, put, cli, caplog):
     assert ("holds other files than jitkern's" in caplog.text) == (not (root / TAG).exists())
 
 
-def test_a_root_that_holds_other_files_serves_and_is_never_emptied(cache_dir, put, cli):
+def test_a_root_with_other_files_serves_and_is_never_emptied(cache_dir, put, cli):
     (cache_dir / "v1" / "models").mkdir(parents=True)
     cache_dir.chmod(0o700)
     cache = Cache(cache_dir, fsync=False)
@@ -174,7 +174,7 @@ def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
     assert listing(documents) == before
 
 
-def test_a_file_in_place_of_the_version_is_not_put_aside_in_a_directory_of_others(cache_dir, put):
+def test_a_file_in_place_of_the_version_stays_beside_others(cache_dir, put):
     cache_dir.mkdir(mode=0o700)
     (cache_dir / "v1").write_text("my first version")
     (cache_dir / "notes").write_text("mine")
@@ -184,7 +184,7 @@ def test_a_file_in_place_of_the_version_is_not_put_aside_in_a_directory_of_other
 
 
 @pytest.mark.parametrize("left", [b"", bytes(len(TAG_TEXT))])
-def test_a_tag_that_a_power_cut_left_without_its_content_is_written_again(cache_dir, put, left):
+def test_a_tag_that_a_power_cut_emptied_is_written_again(cache_dir, put, left):
     put(Cache(cache_dir), 1)
     (cache_dir / TAG).write_bytes(left)
     _, entry = put(Cache(cache_dir), 2)
@@ -192,9 +192,7 @@ def test_a_tag_that_a_power_cut_left_without_its_content_is_written_again(cache_
     assert cache_tools.remove(Cache(cache_dir), [entry.path]) == [entry.path]
 
 
-def test_a_directory_that_another_process_makes_a_cache_meanwhile_is_one(
-    cache_dir, put, monkeypatch, caplog
-):
+def test_a_directory_that_becomes_a_cache_meanwhile_is_one(cache_dir, put, monkeypatch, caplog):
     asked = layout.has_other_tag
 
     def late(root):

@@ -96,7 +96,7 @@ def test_entries_that_were_synced_are_all_there_and_whole(after_a_cut):
         assert after_a_cut.find(key).read("out.so") == content_of(key)
 
 
-def test_entries_that_were_not_synced_are_whole_or_a_miss_and_replaced(after_a_cut):
+def test_entries_that_were_not_synced_are_whole_or_a_miss(after_a_cut):
     lost = [key for key in UNSYNCED if not is_whole(after_a_cut, key)]
     assert lost  # else nothing was cut
     for key in UNSYNCED:
@@ -120,7 +120,7 @@ class Dark(BaseException):
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="pathlib took its calls from os when it was imported"
 )
-def test_a_cut_at_any_call_of_a_publish_leaves_it_whole_or_out_and_hurts_no_other(disk):
+def test_a_cut_publish_is_whole_or_out_and_hurts_no_other(disk):
     """Each publish is cut at a later call than the one before it, until one is not."""
     cache = Cache(disk.path / "cache")
     there = []

@@ -52,7 +52,7 @@ def test_a_child_that_ends_by_os_exit_leaves_nothing_for_long(run, tmp_path):
 
 
 @pytest.mark.long
-def test_what_a_killed_process_left_goes_and_what_a_live_one_has_stays(run, tmp_path):
+def test_a_sweep_takes_what_killed_processes_left_alone(run, tmp_path):
     with run(LASTING) as killed, run(LASTING) as living:
         left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living))
         killed.kill()

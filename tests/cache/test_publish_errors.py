@@ -123,7 +123,7 @@ def as_a_user(folder):
     return run
 
 
-def test_a_damaged_entry_that_cannot_be_written_to_is_a_miss_and_heals(folder, as_a_user):
+def test_a_damaged_entry_in_a_closed_folder_is_a_miss_and_heals(folder, as_a_user):
     entry = publish(Cache(folder / "cache", fsync=False), KEY, b"old")
     (entry.path / "out.so").write_bytes(b"odd")
     entry.path.chmod(0o555)  # a directory moves only if it can be written
@@ -170,9 +170,7 @@ def test_a_cache_that_this_user_cannot_reach_is_a_miss(folder, as_a_user, place)
 
 @pytest.mark.long
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-def test_a_disk_that_cannot_be_written_in_a_first_call_is_a_clear_error_or_harmless(
-    folder, ensure, lasting
-):
+def test_a_closed_disk_in_a_first_call_is_an_error_or_harmless(folder, ensure, lasting):
     roots = Roots(folder, SCENARIOS["first publish"])
     for root, result in failed_everywhere(
         roots, ensure, WRITING, lasting=lasting, errors=JitkernError

@@ -56,7 +56,7 @@ def test_a_kill_at_any_call_leaves_the_old_the_new_or_nothing(folder, scenario):
 
 
 @pytest.mark.long
-def test_the_tag_is_whole_after_a_kill_at_any_call_and_the_next_publish(folder):
+def test_the_tag_is_whole_after_a_kill_and_the_next_publish(folder):
     for n in itertools.count(1):
         root = folder / str(n)
 
@@ -72,7 +72,7 @@ def test_the_tag_is_whole_after_a_kill_at_any_call_and_the_next_publish(folder):
 
 
 @pytest.mark.long
-def test_a_sweep_killed_at_any_call_takes_a_staging_whole_or_not_at_all(folder):
+def test_a_killed_sweep_takes_a_staging_whole_or_not_at_all(folder):
     """A clock that jumped makes others take a live builder for a dead one."""
     for n in itertools.count(1):
         cache = Cache(folder / str(n), fsync=False)
@@ -101,7 +101,7 @@ def changes_of(work):
 
 
 @pytest.mark.long
-def test_a_kill_in_a_first_call_leaves_the_next_process_to_succeed(folder, ensure):
+def test_after_a_kill_in_a_first_call_the_next_process_succeeds(folder, ensure):
     total = changes_of(lambda: ensure(folder / "whole"))
     for i in range(10):
         root = folder / str(i)

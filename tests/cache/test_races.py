@@ -179,9 +179,7 @@ def holder(tmp_path, compiler, ensure):
     until(child.ended)
 
 
-def test_a_stopped_holder_is_waited_for_to_the_limit_and_then_loses_harmlessly(
-    holder, ensure, compiler, cache_dir
-):
+def test_a_stopped_holder_is_waited_for_and_loses_harmlessly(holder, ensure, compiler, cache_dir):
     holder.signal(signal.SIGSTOP)
     with config.using(lock_timeout=1):
         assert ensure() == b"code of f32"
@@ -256,7 +254,7 @@ YEARS = 10 * 365 * 86400.0
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS], ids=["forward", "back"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_clock_that_jumps_in_a_process_that_sweeps_stops_no_compile(
+def test_a_clock_that_jumps_in_a_sweeping_process_stops_nobody(
     jump, when, ensure, compiler, cache_dir, monkeypatch
 ):
     """The other process may take a staging for one that a dead process left."""

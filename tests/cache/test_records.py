@@ -74,7 +74,7 @@ def test_records_are_found_in_every_layer_once(cache, tmp_path):
     assert found(key_of(model="a"), system_cache=(layer.root,)) == [1, 2]
 
 
-def test_records_of_a_layer_that_others_could_change_are_looked_up(tmp_path, cache_dir):
+def test_records_of_a_layer_that_others_could_change_are_read(tmp_path, cache_dir):
     layer = Cache(tmp_path / "layer")
     (entry,) = write_each(layer, 1)
     layer.root.chmod(0o777)

@@ -194,7 +194,7 @@ def test_a_bundle_of_a_trusted_key_is_taken(signed, other, tmp_path, public):
     assert bundle.unpack(other, tmp_path / "b.tar", keys=("A" * 43 + "=", public)).new == 3
 
 
-def test_unsigned_and_foreign_entries_are_refused_before_the_manifest_is_parsed(
+def test_unsigned_and_foreign_entries_are_refused_unparsed(
     signed, tmp_path, refused, public, monkeypatch
 ):
     foreign = signing.keygen(tmp_path / "foreign").split()[1]

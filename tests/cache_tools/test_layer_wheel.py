@@ -269,9 +269,7 @@ def test_pip_installs_it_into_a_python_that_finds_its_entries(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("umask", "used"), [(0o022, True), (0o002, False)])
-def test_one_beside_the_python_installation_is_judged_by_its_owner(
-    cache, tmp_path, publish, device, umask, used
-):
+def test_one_beside_python_is_judged_by_its_owner(cache, tmp_path, publish, device, umask, used):
     keys = [publish(cache, device)]
     packages = tmp_path / "site-packages"
     wheel = made(cache, tmp_path)

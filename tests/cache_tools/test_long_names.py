@@ -86,9 +86,7 @@ def long(cache):
         return cache.publish(key, staging, Manifest(inputs))
 
 
-def test_a_bundle_leaves_out_an_entry_with_a_long_name_and_says_so(
-    cache, long, other, tmp_path, caplog
-):
+def test_a_bundle_tells_of_an_entry_whose_name_is_too_long(cache, long, other, tmp_path, caplog):
     assert bundle.pack(cache, chosen(cache, Wanted()), tmp_path / "b.tar") == 3
     assert f"{long.path} is left out: the name `{GPU}/xxx" in caplog.text
     assert len(caplog.records) == 1

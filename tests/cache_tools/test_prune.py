@@ -59,7 +59,7 @@ def test_no_limit_evicts_nothing(cache, put):
     assert going(cache) == []
 
 
-def test_finding_an_entry_makes_it_the_latest_at_most_once_an_hour(cache, put, variant, target):
+def test_finding_an_entry_renews_it_at_most_once_an_hour(cache, put, variant, target):
     path = put(1, 2 * HOUR)
     key = make_key(variant, target, ("-D1",), closure_of(variant.source))
     assert cache.find(key)
@@ -132,7 +132,7 @@ def test_a_limit_of_one_byte_is_a_limit(cache, put):
     assert not any(path.exists() for path in paths)
 
 
-def test_what_was_used_within_the_hour_is_safe_from_the_automatic_run(cache, put):
+def test_the_automatic_run_spares_what_was_used_within_the_hour(cache, put):
     path = put(1)
     after(cache, size=1, max_size=1)
     assert path.exists()
@@ -167,7 +167,7 @@ def test_a_look_of_another_process_is_a_look(cache, put, looks):
     assert len(looks) == 1 + 40 // 3  # the third publish is the second of one of them
 
 
-def test_without_a_limit_of_its_size_a_cache_is_looked_through_once_an_hour(cache, put, looks):
+def test_a_cache_without_a_limit_is_looked_through_once_an_hour(cache, put, looks):
     put(1)
     for _ in range(5):
         after(cache, size=1 << 40)

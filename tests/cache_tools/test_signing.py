@@ -199,7 +199,7 @@ def test_a_signed_entry_is_found_and_an_unsigned_one_is_not(layer, key, public, 
     assert found(public).entry.read("out.so") == b"code"
 
 
-def test_a_signature_covers_the_bytes_of_the_manifest_and_changes_none(layer, key, public):
+def test_a_signature_covers_the_manifest_and_changes_no_byte(layer, key, public):
     path = next(layer.paths())
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     sign(layer, key)
@@ -211,7 +211,7 @@ def test_a_signature_covers_the_bytes_of_the_manifest_and_changes_none(layer, ke
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
 
-def test_a_signature_file_is_readable_by_all_and_leaves_no_staging(layer, key):
+def test_a_signature_file_is_readable_and_leaves_no_staging(layer, key):
     old = os.umask(0o077)
     try:
         sign(layer, key)
@@ -307,7 +307,7 @@ def test_only_entries_of_the_user_root_are_signed(layer, tmp_path, key, variant,
     assert not signature_file(layer).exists()
 
 
-def test_an_entry_that_was_changed_since_it_was_chosen_is_not_signed(layer, key):
+def test_an_entry_that_changed_since_it_was_chosen_is_unsigned(layer, key):
     whole = chosen(layer, Wanted())
     path = whole[0][1].path / NAME
     path.write_bytes(path.read_bytes() + b"\n")

@@ -149,7 +149,7 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
 
 
 @pytest.mark.long
-def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
+def test_an_op_is_ready_while_another_ones_kernels_compile(cli, monkeypatch):
     processes = multiprocessing.get_context("fork")
     ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
     keep = tasks.keep_all
@@ -318,7 +318,7 @@ def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "vec_add"]])
-def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
+def test_the_command_imports_nothing_from_the_current_directory(tmp_path, command):
     (tmp_path / "numpy.py").write_text(
         "import pathlib; pathlib.Path('ran').touch(); raise ImportError"
     )

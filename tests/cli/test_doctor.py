@@ -197,7 +197,7 @@ def test_doctor_runs_without_torch_a_home_and_a_cache(run_python, tmp_path):
     assert not (tmp_path / "not").exists()
 
 
-def test_a_compiler_with_arguments_is_found_and_a_missing_one_is_not(cli):
+def test_a_compiler_with_arguments_is_looked_for_by_its_name(cli):
     with config.using(cc=f"{sys.executable} -I", cxx="no-such-compiler"):
         checks = told(cli)
     assert checks["cc"].value.startswith("Python 3")
@@ -235,7 +235,7 @@ def test_every_setting_has_its_value_and_where_it_comes_from(cli, tmp_path, monk
         ("JITKERN_", ""),
     ],
 )
-def test_a_variable_that_is_no_setting_fails_with_the_nearest_name(cli, name, near):
+def test_an_unknown_variable_fails_with_the_nearest_name(cli, name, near):
     with config.using(environment={name: "x"}):
         check = told(cli)[name]
     assert (check.ok, check.value, check.origin) == (
@@ -247,7 +247,7 @@ def test_a_variable_that_is_no_setting_fails_with_the_nearest_name(cli, name, ne
 
 
 @pytest.mark.parametrize("name", ["TRUSTED", "TRUSTED_KEYS", "SIGNED"])
-def test_trust_does_not_come_from_the_environment_and_doctor_says_so(cli, name):
+def test_trust_in_the_environment_is_ignored_and_told(cli, name):
     with config.using(environment={f"JITKERN_{name}": "x"}):
         check = told(cli)[f"JITKERN_{name}"]
     assert (
@@ -477,7 +477,7 @@ def test_leftovers_are_counted(root):
     assert check.value.endswith("2 in the trash") and str(root / "v1/bad") in check.remedy
 
 
-def test_keys_are_no_good_without_the_package_that_checks_signatures(root, monkeypatch):
+def test_keys_are_no_good_without_the_package_that_checks_them(root, monkeypatch):
     assert looked(trusted_keys=(KEY,))["signatures"].ok
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert looked()["signatures"].ok

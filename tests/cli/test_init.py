@@ -196,7 +196,7 @@ def install(wheel, root):
 
 
 @pytest.mark.long
-def test_its_wheel_holds_no_binary_and_works_in_a_fresh_environment(environment, here, monkeypatch):
+def test_its_wheel_holds_no_binary_and_works_when_installed(environment, here, monkeypatch):
     def run(*arguments):
         done = command(str(environment / arguments[0]), *arguments[1:], PYTHONWARNINGS="ignore")
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"

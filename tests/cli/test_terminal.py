@@ -180,7 +180,7 @@ def test_a_shell_can_complete(tmp_path):
 
 
 @pytest.mark.long
-def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
+def test_prewarm_prints_one_line_for_each_op_and_target():
     code, text = in_terminal("prewarm", "vec_add", "softmax_backward", "--jobs", "1")
     assert code == 0, text
     redrawn = [plain(part) for part in re.findall(r"\r\033\[K([^\r\n]+)", text)]
@@ -204,7 +204,7 @@ def test_prewarm_is_quiet_in_a_pipe_and_has_rows_when_asked(cli, compiler):
 
 
 @pytest.mark.long
-def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
+def test_a_failure_begins_with_its_line_and_is_told_once(package):
     code, text = in_terminal("prewarm", package.parent.name, "--keep-going")
     assert code == 1
     name, file = package.parent.name, package / "scale" / "scale.cpp"
@@ -219,7 +219,7 @@ def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
 
 
 @pytest.mark.long
-def test_an_interrupted_prewarm_says_so_and_keeps_what_was_finished():
+def test_an_interrupted_prewarm_says_so_and_keeps_its_work():
     code, text = in_terminal("prewarm", "vec_add", "--jobs", "1", interrupt="[2/")
     assert (code, "interrupted; what was finished is kept" in text) == (130, True), text
     assert "Traceback" not in text

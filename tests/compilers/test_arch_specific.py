@@ -69,7 +69,7 @@ def test_an_op_is_compiled_for_the_features_of_its_arch(tmp_path, cli):
 
 
 @needs_nvrtc
-def test_a_source_without_the_flag_is_compiled_for_the_plain_arch(source):
+def test_without_the_flag_a_source_is_for_the_plain_arch(source):
     plain = compiled(source.replace(arch_specific=False, flags=("-DFALLBACK",)))
     assert plain.manifest.inputs["target"] == str(TARGET)
     assert b"sm_90a" not in (plain.path / "kernel.cubin").read_bytes()

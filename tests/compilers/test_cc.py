@@ -246,7 +246,7 @@ template <typename T, int N = 2> void k(T* out, const T* x, double alpha, int64_
     ("function", "template"),
     [("k", (("OFFSET", 1), ("N", 3), ("T", "f32"))), ("k<float, 3>", (("OFFSET", 1),))],
 )
-def test_a_template_is_instantiated_and_other_arguments_are_macros(build, function, template):
+def test_a_template_is_instantiated_other_arguments_are_macros(build, function, template):
     entry = build(TEMPLATE, function, template)
     assert parameters(entry) == ["*f32", "*f32", "f64", "i64"]
     out, x = ctypes.c_float(), ctypes.c_float(5.0)
@@ -273,7 +273,7 @@ def test_a_gap_in_the_template_arguments_is_refused(build):
         ),
     ],
 )
-def test_a_gap_before_what_has_no_name_is_refused_in_words_of_its_own(build, template, says):
+def test_a_gap_before_what_has_no_name_is_refused(build, template, says):
     with pytest.raises(CompileError, match=says):
         build("template <typename, int N> void k(int* x) { *x = N; }", template=template)
 
@@ -285,7 +285,7 @@ def test_the_order_of_template_parameters_is_that_of_the_header(build, template)
     assert written(entry) == 1 - 2
 
 
-def test_of_several_templates_the_one_with_these_parameters_is_meant(build):
+def test_of_several_templates_the_one_that_fits_is_meant(build):
     text = "template <typename T, int N> void k(T*) {}\ntemplate <int N> void k(int* x) { *x = N; }"
     entry = build(text, template=(("N", 2),))
     assert written(entry) == 2
@@ -306,7 +306,7 @@ def test_an_include_outside_the_roots_is_refused(build, tmp_path):
 
 
 @pytest.mark.long
-def test_a_compiler_that_is_replaced_is_asked_again_for_its_own_folders(build, tmp_path):
+def test_a_replaced_compiler_is_asked_again_for_its_folders(build, tmp_path):
     tool = tmp_path / "c++"
     for number in (1, 2):
         own = tmp_path / f"compiler{number}"
@@ -437,9 +437,7 @@ def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read
         'case "$*" in *--MD*) echo "error: unsupported argument --MD to option -Wa,"; exit 1;; esac',
     ],
 )
-def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
-    build, tmp_path, compiler_that, lines
-):
+def test_incbin_is_refused_where_its_files_cannot_be_known(build, tmp_path, compiler_that, lines):
     (tmp_path / "data").write_text("# 1\n")
     head = f'#define FILE "{tmp_path}/data"\n'
     with compiler_that(lines):
@@ -449,7 +447,7 @@ def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
                 build(head + ASM % (read, ""))
 
 
-def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, compiler_that):
+def test_linker_flags_are_refused_where_files_cannot_be_known(build, compiler_that):
     with compiler_that(
         'case "$*" in *dependency-file*) echo "unrecognized option --dependency-file"; exit 1;; esac'
     ):
@@ -532,7 +530,7 @@ def test_float16_h_is_found_from_anywhere(build, dtype):
         "template <typename T> void k(T* x) { x[0] = bfloat16(1); }",
     ],
 )
-def test_a_16_bit_type_without_its_header_says_where_it_comes_from(build, text):
+def test_a_16_bit_type_without_its_header_names_the_header(build, text):
     with pytest.raises(CompileError, match='`bfloat16` comes from .*: #include "float16.h"'):
         build(text, template=(("T", "f32"),))
 
@@ -561,7 +559,7 @@ def test_clang_compiles_cpp_and_says_that_c_needs_gcc(build):
             build("void k(int *x) { *x = 3; }", name="k.c")
 
 
-def test_generated_code_brings_the_helpers_that_its_compiler_calls():
+def test_generated_code_brings_its_compilers_helpers():
     """They are atomic operations on aarch64, and divisions of 128 bits everywhere."""
     text = "__int128 divided(__int128 a, __int128 b) { return a / b; }"
     entry = jit.ensure(Variant("test::k", Generated("stub.c", text=text)), Target.current("cpu"))

@@ -116,7 +116,7 @@ def test_run_returns_status_and_output_and_leaves_no_process():
     assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
 
 
-def test_ending_what_runs_in_one_folder_leaves_the_rest_and_what_comes(tmp_path):
+def test_ending_what_runs_in_a_folder_leaves_the_rest(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()

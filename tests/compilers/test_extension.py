@@ -131,7 +131,7 @@ def test_no_compiler_says_what_to_install(variant):
 
 
 @pytest.mark.long
-def test_the_manifest_names_the_compiler_and_a_version_may_be_asked_for(variant):
+def test_the_manifest_names_the_compiler_and_its_version(variant):
     compiler = jit.ensure(variant(MODULE % "", "answer"), CPU).manifest.compiler
     version = subprocess.check_output([config.current().cxx, "--version"], text=True)
     assert compiler == {"name": "cc", "version": version.splitlines()[0]}

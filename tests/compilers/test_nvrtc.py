@@ -92,7 +92,7 @@ def test_where_the_order_is_unknown_the_arguments_go_by_number(build):
     assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]
 
 
-def test_arrays_are_pointers_to_elements_and_pointers_to_pointers_to_addresses(build):
+def test_arrays_and_pointers_to_pointers_are_pointers(build):
     text = """#include <cuda_fp16.h>
     template <typename T> struct Pair { T a, b; };
     __global__ void k(Pair<Pair<int*>> p, Pair<int*>* q, float a[4][4], const double b[2][3][4], float** c, const int* const* d,
@@ -206,7 +206,7 @@ def test_an_unsupported_arch_lists_the_supported_ones(build):
 
 
 @pytest.mark.parametrize("cuda", ["128", "140"])
-def test_another_major_version_is_refused_with_the_line_that_mends_it(build, cuda):
+def test_another_major_version_is_refused_with_the_remedy(build, cuda):
     with pytest.raises(TargetError, match=r'pip install "cuda-toolkit\[nvrtc\]=='):
         build(
             "__global__ void k(int* o) {}", target=Target.parse(f"cuda-sm_90-cu{cuda}-torch2.11.0")
@@ -372,7 +372,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale, "scale"); }
 """
 
 
-def test_headers_of_torch_that_the_host_half_includes_are_not_needed(build, monkeypatch):
+def test_torchs_headers_of_the_host_half_are_not_needed(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     entry = build(OF_TORCH, template=(("scalar_t", "f64"),))
     assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
@@ -396,7 +396,7 @@ def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
 
 @pytest.mark.long
 @needs_nvcc
-def test_where_nvcc_lacks_a_header_that_comes_before_what_nvrtc_says(build):
+def test_a_header_that_nvcc_lacks_is_told_before_nvrtcs_error(build):
     with pytest.raises(CompileError) as caught:
         build(NEEDS_TORCH)
     first, *rest = str(caught.value).splitlines()
@@ -449,14 +449,14 @@ def test_nvcc_finds_the_headers_of_wheels(build, tmp_path, monkeypatch):
     assert entry.manifest.compiler["name"] == "nvcc"
 
 
-def test_an_error_of_the_kernel_beside_a_host_half_names_its_line(build, monkeypatch):
+def test_an_error_beside_a_host_half_names_its_line(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "nothing" is undefined'):
         build(TEACHING.replace("T(1)", "nothing"), template=(("T", "f32"),))
 
 
 @pytest.mark.parametrize("nvcc", [True, False])
-def test_a_header_that_is_missing_does_not_hide_an_error_of_the_kernel(build, monkeypatch, nvcc):
+def test_a_missing_header_does_not_hide_a_kernels_error(build, monkeypatch, nvcc):
     if not nvcc:
         monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(CompileError) as caught:
@@ -629,7 +629,7 @@ def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, 
         build(f"#include <curand_missing.h>\n{K}")
 
 
-def test_nvrtc_runs_once_for_a_kernel_and_the_manifest_has_its_full_version(build, monkeypatch):
+def test_nvrtc_runs_once_and_the_manifest_has_its_full_version(build, monkeypatch):
     programs = []
     compiled = NvrtcProgram.compile
     monkeypatch.setattr(

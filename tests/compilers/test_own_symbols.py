@@ -91,7 +91,7 @@ def test_variants_of_a_kernel_share_no_symbol(cxx, everywhere):
 
 
 @pytest.mark.long
-def test_a_module_shares_no_symbol_with_a_library_before_and_its_units_do(everywhere, tmp_path):
+def test_a_module_shares_its_symbols_among_its_units_alone(everywhere, tmp_path):
     """A static library brings one of the symbols; flags of the compiler do not reach it."""
     archived = 'inline int v = VALUE; extern "C" int of_the_archive() { return v; }\n'
     header = "inline int& counter() { static int count = VALUE; return count; }\n"

@@ -101,7 +101,7 @@ def test_two_ops_compile_once_in_a_prewarm(folder, compiles, tmp_path, run_pytho
 
 
 @pytest.mark.long
-def test_a_function_that_it_lacks_is_an_error_that_lists_and_no_build(folder, compiles):
+def test_a_missing_function_is_an_error_with_a_list(folder, compiles):
     command, count = compiles
     with config.using(cxx=command):
         jit.ensure(variant(folder), CPU)
@@ -141,9 +141,7 @@ LINKED = {"libraries": ["foo"], "library_dirs": ["lib"]}
 
 
 @pytest.mark.long
-def test_a_shared_library_of_its_directory_is_found_wherever_that_lies(
-    folder, tmp_path, run_python
-):
+def test_a_shared_library_is_found_beside_its_module(folder, tmp_path, run_python):
     (folder / "binding.cpp").write_text(USES)
     library(folder, 5, *SHARED)
     assert jit.loaded(variant(folder, **LINKED), CPU)() == 5
@@ -165,7 +163,7 @@ print(jit.loaded(Variant("t::one", source), Target.current("cpu"))())
 
 
 @pytest.mark.long
-def test_a_process_takes_no_other_shared_library_of_the_same_name(folder, tmp_path):
+def test_a_process_takes_no_other_library_of_the_same_name(folder, tmp_path):
     (folder / "binding.cpp").write_text(USES)
     copy = shutil.copytree(folder, tmp_path / "copy")
     library(folder, 5, *SHARED, "-Wl,-soname,libfoo.so.2")

@@ -197,7 +197,7 @@ def test_a_file_that_asks_for_its_own_module_finds_it(build):
 @pytest.mark.parametrize(
     "chosen", ["from triton.language.extra.cuda.libdevice import tanh", "tanh = libdevice.tanh"]
 )
-def test_which_version_of_triton_names_a_function_may_be_asked_of_anything(build, chosen):
+def test_which_version_names_a_function_may_be_asked_of_any(build, chosen):
     head = (
         "import importlib\nfrom triton.language.extra.cuda import libdevice\n"
         f"if importlib.import_module('triton').__version__ > '2':\n    {chosen}\n"
@@ -222,7 +222,7 @@ def test_an_arch_that_its_assembler_does_not_know_is_no_target(build, arch):
         build(target=TARGET._replace(arch=arch))
 
 
-def test_an_error_in_a_function_that_the_kernel_calls_names_its_line_there(build):
+def test_an_error_in_a_called_function_names_its_line_there(build):
     text = COPY.replace("* scale", "* inner(scale)") + (
         "\n\nFACTOR = 2.0\n\n\n@triton.jit\ndef inner(x):\n    y = x\n    return y * FACTOR\n"
     )
@@ -286,9 +286,7 @@ TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
         ("I = tl.constexpr", "@triton.jit", "`B` is annotated by a name of the file's own"),
     ],
 )  # fmt: skip
-def test_decorators_that_an_import_gives_and_the_text_does_not_are_refused(
-    build, text, decorators, says
-):
+def test_decorators_that_an_import_alone_gives_are_refused(build, text, decorators, says):
     (build.folder / "own.py").write_text(
         "import triton\nfrom triton import heuristics\n"
         "def jit(f): return triton.jit(f, do_not_specialize=['n'])\n"
@@ -300,7 +298,7 @@ def test_decorators_that_an_import_gives_and_the_text_does_not_are_refused(
         build(f"{HEAD}{DECORATED}{head}{text}\n{kernel}")
 
 
-def test_decorators_that_an_import_gives_as_the_text_does_compile(build):
+def test_decorators_that_import_and_text_give_compile(build):
     build(
         f"{HEAD}import functools\nfrom enum import Enum\n{DECORATED}"
         "class Limits(Enum): LOW = 1\ndef more(b): C.append(triton.Config({'B': b}))\nmore(32)\n"
@@ -322,7 +320,7 @@ def test_the_worker_survives_a_failure_and_serves_again(build):
 
 
 @pytest.mark.long
-def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
+def test_an_edit_is_compiled_and_not_an_earlier_import(build):
     (build.folder / "common.py").write_text("FACTOR = 2.0\n")
     head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nimport common\n"
     text = head + COPY.replace("* scale", "* scale * 2.0")
@@ -336,7 +334,7 @@ def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
 
 
 @pytest.mark.long
-def test_helpers_of_one_name_beside_two_kernels_are_each_their_own(build):
+def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
     head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom beside import V\n"
     found = []
     for name, number in (("first", 1), ("second", 2)):
@@ -382,7 +380,7 @@ def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatc
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("place", ["k", "own"])
-def test_bytecode_of_a_text_of_the_same_size_and_time_is_not_taken(build, monkeypatch, place):
+def test_bytecode_of_a_text_of_same_size_and_time_is_not_taken(build, monkeypatch, place):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     cubins = []
@@ -405,7 +403,7 @@ def test_bytecode_of_a_text_of_the_same_size_and_time_is_not_taken(build, monkey
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
-def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_path, monkeypatch):
+def test_a_module_that_comes_or_goes_is_imported_again(tmp_path, monkeypatch):
     folder = tmp_path / "comes_and_goes"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -430,9 +428,7 @@ def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("change", ["edited", "comes", "goes"])
-def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_after_a_change(
-    tmp_path, monkeypatch, change
-):
+def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatch, change):
     folder = tmp_path / f"eager_{change}"
     folder.mkdir()
     (folder / "__init__.py").write_text("from . import first, second\n")
@@ -497,7 +493,7 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
 
 
 @pytest.mark.long
-def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_request(build):
+def test_what_a_kernels_module_prints_or_reads_is_no_message(build):
     def built(head):
         return build(f"import os\n{head}\n{COPY}").manifest.meta["symbol"]
 
@@ -506,7 +502,7 @@ def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_requ
 
 
 @pytest.mark.long
-def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build, tmp_path):
+def test_an_interrupted_compile_leaves_the_next_no_answer(build, tmp_path):
     interrupted = threading.Event()
 
     def interrupt(*_):

@@ -87,7 +87,7 @@ def test_samples_are_of_dtypes_that_fit():
         integers(torch.ones(2), torch.ones(2))
 
 
-def test_a_division_that_the_cpu_leaves_to_torch_needs_no_kernel_there():
+def test_a_division_that_torch_computes_needs_no_cpu_kernel():
     op = pointwise(dtypes=[torch.int64])(lambda x, n: (x & 7) // n).op
     for device, count in (("cpu", 0), ("cuda", 2)):
         units, problems = units_of(op, op.sources[device][0], device, op.prewarm_samples())

@@ -216,13 +216,13 @@ OF_TWO = {
     ],
     ids=[*OF_ONE, *OF_ONE_THAT_IS_NO_NAN, *OF_TWO],
 )
-def test_a_function_is_that_of_eager_at_ties_and_at_special_values(function, args):
+def test_a_function_is_that_of_eager_at_special_values(function, args):
     """Bounds that are numbers among them: PyTorch shares a tie with a tensor alone."""
     assert_as_eager(function, function, args)
 
 
 @pytest.mark.long
-def test_the_derivative_of_a_remainder_is_the_quotient_that_it_remains_of():
+def test_a_remainder_has_the_quotient_as_its_derivative():
     """1 % 0.1 leaves almost 0.1, of nine times 0.1, although 1 / 0.1 is 10."""
     x = torch.tensor([1.0, 5.3, -7.0], dtype=torch.float64)
     y = torch.full((3,), 0.1, dtype=torch.float64, requires_grad=True)

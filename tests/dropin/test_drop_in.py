@@ -319,7 +319,7 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
     assert native[0] != other_native[0] and native[1] != other_native[1]
 
 
-def test_moving_a_flag_from_one_compiler_to_another_changes_the_key():
+def test_a_flag_moved_to_another_compiler_changes_the_key():
     flags = [
         Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}).all_flags()
         for which in ("cflags", "cuda_cflags", "ldflags")

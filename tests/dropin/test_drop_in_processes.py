@@ -65,7 +65,7 @@ print(jitkern.load_inline("drop_in_race", source, no_implicit_headers=True).answ
 
 
 @pytest.mark.long
-def test_a_warm_start_needs_no_compiler_no_ninja_and_no_subprocess(run_python, cache_dir):
+def test_a_warm_start_needs_no_compiler_ninja_or_subprocess(run_python, cache_dir):
     module("drop_in_warm")
     code = f"""
 import json, subprocess, sys
@@ -230,7 +230,7 @@ def test_verbose_tells_what_was_compiled(capsys):
 
 
 @pytest.mark.long
-def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
+def test_a_header_that_the_call_does_not_name_is_watched(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path))
     monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     for number in (1, 2):
@@ -253,7 +253,7 @@ def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_relative_flags_and_quoted_includes_start_at_the_build_directory(files):
+def test_relative_flags_and_includes_start_at_the_build_folder(files):
     files(
         out__n_dot_h="#define N 1",
         inc__i_dot_h="#define I 20",

@@ -147,9 +147,7 @@ def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
 
 
 @pytest.mark.long
-def test_an_entry_that_watches_headers_of_another_place_stays_as_it_is(
-    files, cache_dir, monkeypatch
-):
+def test_an_entry_that_watches_headers_elsewhere_stays_as_it_is(files, cache_dir, monkeypatch):
     folder = files(b__N__x_dot_h=value(1), c__outer_dot_h=HEADER)
     flags = {"extra_include_paths": [f"{folder}/b", f"{folder}/c"]}
     source = MODULE % "#include <outer.h>\n"
@@ -198,7 +196,7 @@ def test_a_computed_header_that_appears_earlier_or_changes(text, files):
 
 
 @pytest.mark.long
-def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, monkeypatch):
+def test_a_header_edited_in_mid_compile_is_compiled_again(files, monkeypatch):
     folder = files(N__x_dot_h=value(1))
     make = compile_and_link.make
 
@@ -216,7 +214,7 @@ def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, mon
 
 
 @pytest.mark.long
-def test_a_header_that_only_one_of_the_toolchain_names_is_that_of_the_place(files, monkeypatch):
+def test_a_header_named_by_one_toolchain_is_that_of_the_place(files, monkeypatch):
     folder = files(known__outer_dot_h="#include <x.h>\n")
     monkeypatch.setattr(toolkit, "include_directories", lambda: [folder / "known"])
     for name in ("v1", "v2"):

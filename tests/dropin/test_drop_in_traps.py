@@ -153,7 +153,7 @@ for text in (source + "// changed", source + "// again"):
 
 
 @pytest.mark.long
-def test_an_op_of_a_fragment_defined_twice_is_an_error_and_no_abort(run_python):
+def test_an_op_defined_twice_in_a_fragment_is_an_error(run_python):
     code = f"""
 import jitkern
 arguments = dict(is_python_module=False, no_implicit_headers=True)

@@ -114,7 +114,7 @@ def test_a_miss_during_capture_is_refused_with_the_prewarm_hint(launch):
             op(x)
 
 
-def test_a_failed_launch_gives_the_configuration_and_hurts_nothing(launch):
+def test_a_failed_launch_tells_its_configuration(launch):
     def bad(k, x):
         k.fill(x, x.numel(), 5, grid=(1, 70_000), block=32)  # beyond the 65,535 of y
         return torch.empty_like(x)
@@ -280,7 +280,7 @@ def accumulate(sums, x, n, B: tl.constexpr):
 """
 
 
-def test_measured_configurations_leave_what_reset_to_zero_and_restore_value_name(tmp_path):
+def test_tuning_resets_to_zero_and_restores_what_is_named(tmp_path):
     (tmp_path / "k.py").write_text(ACCUMULATES)
     accumulate = jitkern.triton_kernel(f"{tmp_path / 'k.py'}:accumulate")
     x, n = torch.arange(1000.0, device="cuda"), 1000

@@ -104,7 +104,7 @@ def total(k, x, room):
 SIGNATURE = "(Tensor x, int room=1) -> Tensor"
 
 
-def test_a_workspace_stays_zeroed_from_call_to_call_and_as_it_grows(declared):
+def test_a_workspace_stays_zeroed_from_call_to_call(declared):
     op, x = declared(SIGNATURE, TOTAL, total), torch.ones(10_000, device="cuda")
     served(op, x)
     before = slot_of(op).misses
@@ -338,7 +338,7 @@ def test_a_tile_under_capture(declared):
     assert torch.equal(out, tile_of(x, 16, 64, 3, 0))
 
 
-def test_a_tensor_that_tma_cannot_copy_is_refused_with_its_strides(declared):
+def test_a_tensor_that_tma_cannot_copy_is_refused(declared):
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip(HOPPER)
     op = declared("(Tensor x, int row, int column) -> Tensor", TILE, tiled(16, 64, 128))

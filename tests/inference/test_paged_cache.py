@@ -269,7 +269,7 @@ def test_no_sequence_changes_in_a_capture(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_graph_reads_the_tensors_of_now_and_changes_no_sequence():
+def test_a_graph_reads_the_tensors_of_now():
     cache = small(device="cuda", page_size=16, head_size=64)
     cache.append({cache.add(): 3})
     slots, graph = cache.advance(), torch.cuda.CUDAGraph()
@@ -287,7 +287,7 @@ def test_a_graph_reads_the_tensors_of_now_and_changes_no_sequence():
 
 
 @each_device
-def test_another_default_device_and_inference_mode_change_nothing(device):
+def test_default_device_and_inference_mode_change_nothing(device):
     with torch.inference_mode():
         cache = small(device=device)
         first = cache.add()

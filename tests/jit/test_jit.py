@@ -33,9 +33,7 @@ def test_miss_compiles_and_hit_does_not(compiler, variant, target):
     assert len(compiler.compiles) == 1
 
 
-def test_a_compile_reads_its_sources_before_and_after_and_a_hit_once(
-    variant, target, compiler, monkeypatch
-):
+def test_a_compile_reads_its_sources_twice_and_a_hit_once(variant, target, compiler, monkeypatch):
     reads = []
     read = compilers.closure_of
     monkeypatch.setattr(
@@ -61,7 +59,7 @@ def test_an_edit_compiles_again(compiler, variant, target):
     assert len(compiler.compiles) == 2
 
 
-def test_an_edit_in_mid_compile_never_publishes_under_the_old_key(compiler, variant, target):
+def test_an_edit_in_mid_compile_never_gets_the_old_key(compiler, variant, target):
     def edit_once():
         if len(compiler.compiles) == 1:
             variant.source.paths[0].write_text("// edited\n")
@@ -214,9 +212,7 @@ def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
     }
 
 
-def test_a_callback_that_raises_fails_no_call_and_can_be_stopped_twice(
-    compiler, variant, target, caplog
-):
+def test_a_callback_that_raises_fails_no_call(compiler, variant, target, caplog):
     def trouble(_):
         raise ZeroDivisionError
 
@@ -310,7 +306,7 @@ def test_a_system_layer_serves(compiler, variant, target, tmp_path):
     assert not Path(tmp_path / "other").exists()
 
 
-def test_an_artifact_that_will_not_load_is_compiled_again_and_then_reported(
+def test_an_artifact_that_will_not_load_is_compiled_once_more(
     compiler, variant, target, monkeypatch
 ):
     from jitkern.errors import LoadError

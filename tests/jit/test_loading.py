@@ -130,9 +130,7 @@ def test_a_call_whose_entry_is_replaced_meanwhile_looks_again(variant, entry, mo
 
 @pytest.mark.parametrize("level", ["v1", "target"])
 @pytest.mark.parametrize("how", ["mode", "owner"])
-def test_a_layer_is_not_used_where_others_may_write_a_directory_of_it(
-    level, how, entry, cache_dir, tmp_path, caplog
-):
+def test_a_layer_that_others_may_write_is_not_used(level, how, entry, cache_dir, tmp_path, caplog):
     if how == "owner" and os.geteuid() != 0:
         pytest.skip("needs root to give a directory away")
     place = {"v1": entry.path.parents[1], "target": entry.path.parent}[level]
@@ -152,7 +150,7 @@ def test_a_layer_is_not_used_where_others_may_write_a_directory_of_it(
 
 
 @pytest.mark.parametrize("level", ["v1", "target"])
-def test_a_directory_of_the_user_root_that_others_may_write_is_closed(level, variant, entry):
+def test_a_folder_of_the_user_root_that_others_may_write_closes(level, variant, entry):
     place = {"v1": entry.path.parents[1], "target": entry.path.parent}[level]
     place.chmod(0o775)
     cache, target = jit.open_cache(), Target.current("cpu")

@@ -67,7 +67,7 @@ def test_the_first_call_after_loading_compiles_nothing(start, cache_dir, tmp_pat
 
 
 @pytest.mark.long
-def test_ops_that_are_imported_before_loading_find_the_kernels_too(tmp_path, run_python):
+def test_ops_imported_before_loading_find_the_kernels_too(tmp_path, run_python):
     assert run_python(f"import sys\n{SAVE}").returncode == 0
     done = run_python(
         LOAD.format(before="import jitkern.ops"),

@@ -70,9 +70,7 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     ("jobs", "how", "code"),
     [(1, signal.SIGINT, 130), (3, signal.SIGINT, 130), (3, signal.SIGKILL, -signal.SIGKILL)],
 )
-def test_a_prewarm_ended_in_mid_compile_ends_all_and_leaves_nothing_behind(
-    jobs, how, code, tmp_path, cache_dir
-):
+def test_a_prewarm_ended_in_mid_compile_leaves_nothing(jobs, how, code, tmp_path, cache_dir):
     command = (  # a runner in the background may have had us ignore SIGINT, and children inherit that
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from jitkern.cli import main; sys.exit(main(['prewarm', 'vec_add', '--jobs', "
@@ -108,9 +106,7 @@ READ_ONLY_CALL = (
     os.geteuid() == 0,
     reason="runs as root, whom no mode stops: the read-only mount below stands for it",
 )
-def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold(
-    cache_dir, run_python
-):
+def test_a_closed_cache_serves_when_warm_and_tells_when_cold(cache_dir, run_python):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
     directories = [path for path in (cache_dir, *cache_dir.rglob("*")) if path.is_dir()]
     for path in directories:
@@ -132,7 +128,7 @@ def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cache_dir, run_python):
+def test_a_read_only_mount_serves_when_warm_and_tells_when_cold(tmp_path, cache_dir, run_python):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
     mounted = subprocess.run(
         ["mount", "--bind", "-o", "ro", cache_dir, cache_dir],
@@ -206,9 +202,7 @@ def test_a_forked_child_computes(run_python):
     assert done.stdout == "0\n", done.stderr
 
 
-def test_import_compiles_nothing_makes_no_directory_and_asks_no_device(
-    tmp_path, cache_dir, fresh_python
-):
+def test_import_compiles_nothing_and_touches_no_disk_or_device(tmp_path, cache_dir, fresh_python):
     done = fresh_python(
         "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
         "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'filelock', 'sympy') if m in set(sys.modules) - before])"

@@ -81,7 +81,7 @@ def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tm
 
 
 @pytest.mark.long
-def test_where_nothing_at_all_can_be_written_one_error_says_what_to_do(image, tmp_path):
+def test_where_nothing_can_be_written_one_error_has_the_remedy(image, tmp_path):
     code = (
         "import tempfile, torch, jitkern, jitkern.ops\n"
         "def refuse(*a, **k): raise OSError(30, 'Read-only file system')\n"
@@ -136,7 +136,7 @@ def test_no_call_of_the_system_asks_to_change_a_layer(image, tmp_path):
 
 
 @pytest.mark.long
-def test_a_layer_that_cannot_be_read_is_one_warning_that_says_how(image, tmp_path, run_python):
+def test_a_layer_that_cannot_be_read_is_one_warning(image, tmp_path, run_python):
     if os.geteuid() == 0:
         pytest.skip("runs as root, who can read everything")
     copy = tmp_path / "copy"

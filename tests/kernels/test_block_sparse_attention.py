@@ -203,7 +203,7 @@ def test_what_lies_in_no_visited_block_has_no_influence(device):
 
 
 @each_device
-def test_a_gradient_of_lse_where_nothing_is_seen_has_no_influence(device):
+def test_a_gradient_of_lse_of_empty_rows_has_no_influence(device):
     mask = BlockSparseMask.from_dense(elements(64, 64)).to(device)
     leaves = made((1, 2, 64, 16), device=device)
     out, lse = attention(*leaves, *mask.arguments)

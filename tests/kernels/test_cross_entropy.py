@@ -315,7 +315,7 @@ def test_without_classes_the_reference_agrees(device, reduction):
             torch.testing.assert_close(op(*args), op.run_reference(*args), equal_nan=True)
 
 
-def test_rescale_takes_one_number_or_one_for_each_row_in_the_shape_of_the_rows():
+def test_rescale_takes_one_number_or_one_for_each_row():
     x, by = torch.rand(2, 3, 4), torch.rand(2, 3)
     got, want = x.clone(), x.clone()
     ops.cross_entropy_rescale_(got, by)
@@ -370,7 +370,7 @@ def test_ops_that_change_an_argument_pass_the_checks(device, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cols", [1000, 50257, 65536, 128256])
-def test_results_are_the_same_again_on_a_side_stream_and_in_a_graph(cols):
+def test_results_repeat_on_a_side_stream_and_in_a_graph(cols):
     logits = torch.randn(300, cols, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(0, cols, (300,), device="cuda")
 

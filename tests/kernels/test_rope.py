@@ -84,7 +84,7 @@ def test_positions(device, dtype):
 
 @pytest.mark.long
 @each_device
-def test_a_position_that_the_tables_do_not_have_gives_nan_and_is_not_read(device):
+def test_a_position_beyond_the_tables_gives_nan_unread(device):
     positions = torch.tensor([-1, 0, 4, 3, 2**40], device=device)
     q, k = torch.randn(5, 2, 12, device=device), torch.randn(5, 1, 12, device=device)
     for x in right(q, k, *tables(4, 4, device), positions):

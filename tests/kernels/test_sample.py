@@ -234,7 +234,7 @@ def test_vmap_draws_as_a_loop_does(device):
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_draws_anew_where_it_advances_the_offset():
+def test_a_graph_that_advances_the_offset_draws_anew():
     x = torch.randn(4, 3000, device="cuda")
     seed, offset = state("cuda")
     args = 1.0, 0, 0.95
@@ -258,7 +258,7 @@ def test_a_captured_graph_draws_anew_where_it_advances_the_offset():
 
 @pytest.mark.long
 @each_device
-def test_nan_in_place_of_a_filter_keeps_the_largest_or_is_refused(device):
+def test_nan_as_a_filter_keeps_the_largest_or_is_refused(device):
     for columns in (9, LONG[device]):
         logits = torch.cat([rows_of(kind, columns) for kind in ("peaked", "nan", "masked")])
         logits, none = logits.to(device), torch.full((6,), nan, device=device)

@@ -66,7 +66,7 @@ def test_every_configuration_is_a_variant_to_prewarm(source):
     assert [dict(v.options)["num_warps"] for v in found] == [2, 4]
 
 
-def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
+def test_a_grid_function_sees_arguments_and_configuration(source):
     asked = call(200, grid=lambda meta: (-(-meta["n"] // meta["B"]),))
     assert [one.keywords["grid"] for one in all_configurations("test::k", source, asked)] == [
         (4,),
@@ -97,7 +97,7 @@ def test_a_constexpr_of_the_key_is_a_situation_of_its_own(source):
     assert [dict(situation)["D"] for situation in found] == [64, 128]
 
 
-def test_an_option_of_a_configuration_is_a_constexpr_if_a_parameter_has_its_name(source):
+def test_an_option_named_like_a_parameter_is_a_constexpr(source):
     path = source.paths[0]
     path.write_text(TEXT.replace("P: tl.constexpr", "P: tl.constexpr, num_warps: tl.constexpr"))
     found = [
@@ -166,7 +166,7 @@ def test_names_have_the_values_that_an_import_gives_them(source, sizes, expected
     assert [dict(config.constexprs)["B"] for config in configs] == expected
 
 
-def test_a_function_that_is_defined_again_counts_as_it_is_in_the_end(source):
+def test_a_function_defined_again_counts_as_in_the_end(source):
     path = source.paths[0]
     again = "EVEN = 1\ndef even(args): return EVEN\nEVEN = 2\ndef even(args): return EVEN + 1\nEVEN = 3\n"
     text = TEXT.replace("\n@triton.autotune", f"\n{again}@triton.autotune")
@@ -214,7 +214,7 @@ def test_decorators_count_however_they_are_applied(source, above, below, expecte
         assert dict(one.template) == expected
 
 
-def test_a_definition_under_a_condition_counts_as_an_import_has_it(source):
+def test_a_definition_under_a_condition_counts_as_imported(source):
     both = f"FAST = True\nif FAST:\n    @triton.heuristics({BIG})\n    @triton.jit\n    def k(n, BIG: tl.constexpr): pass\nelse:\n    def k(): pass\n"
     source.paths[0].write_text(f"import triton\n{both}")
     assert functions(source.paths[0])["k"].parameters == ("n", "BIG")
@@ -260,13 +260,13 @@ def test_heuristics_see_a_configuration_only_below_it(source):
         ("@triton.heuristics({'EVEN': lambda a: True} if tl.float32 == 1 else {})", "known to Triton alone"),
     ],
 )  # fmt: skip
-def test_a_decorator_that_a_launch_cannot_follow_is_refused_by_its_name(source, decorators, says):
+def test_a_decorator_that_a_launch_cannot_follow_is_refused(source, decorators, says):
     source.paths[0].write_text(f"import triton, triton.language as tl\n{decorators}{DECORATED}")
     with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*{says}"):
         functions(source.paths[0])["k"]
 
 
-def test_a_list_of_parameters_that_are_not_specialized_may_have_a_name(source):
+def test_a_list_of_unspecialized_parameters_may_have_a_name(source):
     path = source.paths[0]
     path.write_text(TEXT.replace("@triton.jit", "@triton.jit(do_not_specialize=PLAIN)"))
     with pytest.raises(CompileError, match="must evaluate this .*'PLAIN' is not defined"):
@@ -331,7 +331,7 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
 
 
 @pytest.mark.long
-def test_measured_runs_find_what_reset_to_zero_and_restore_value_name(source, monkeypatch):
+def test_tuning_finds_what_to_reset_and_what_to_restore(source, monkeypatch):
     lists = 'key=["n"], reset_to_zero=["out"], restore_value=["x"]'
     source.paths[0].write_text(TEXT.replace('key=["n"]', lists))
     found = []

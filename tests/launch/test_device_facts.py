@@ -75,7 +75,7 @@ def test_a_device_of_another_model_is_served_by_the_same_program(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_fact_as_a_template_argument_serves_only_devices_with_that_number(on_cuda, gpu):
+def test_a_fact_as_a_template_argument_limits_the_devices(on_cuda, gpu):
     def launch(k, x):
         y = torch.empty_like(x)
         k.fixed[{"N": k.multiprocessors}](y, x, grid=1, block=32)
@@ -156,7 +156,7 @@ def test_prewarm_takes_the_branch_of_the_device_that_it_is_for(tmp_path):
         assert ([v.function for v in unit.variants], problems) == ([function], [])
 
 
-def test_every_fact_is_known_for_every_target_and_asked_of_a_present_device(gpu, monkeypatch):
+def test_every_fact_is_known_for_every_target(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     for arch in ("sm_70", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_999"):
         absent = AbsentDevice(TARGET._replace(arch=arch))

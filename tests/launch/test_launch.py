@@ -54,7 +54,7 @@ def test_wrong_arguments_never_reach_the_kernel(kernels):
 
 
 @pytest.mark.parametrize("lazy", ["negative", "zero"])
-def test_a_tensor_whose_memory_holds_other_values_never_reaches_the_kernel(kernels, lazy):
+def test_a_tensor_with_other_values_in_memory_is_copied_first(kernels, lazy):
     z = torch.tensor([1 + 2j]).conj()
     x = z.imag if lazy == "negative" else torch._efficientzerotensor(1)
     with pytest.raises(LaunchError, match="memory of a tensor does not hold its values"):
@@ -171,7 +171,7 @@ def helper(condition):
     torch._check(condition, lambda: "the helper says no")
 
 
-def test_the_copy_with_a_quick_check_follows_a_helper_that_is_rebound(monkeypatch):
+def test_the_quick_copy_follows_a_helper_that_is_rebound(monkeypatch):
     def launch(k, x):
         helper(x < 10)
 

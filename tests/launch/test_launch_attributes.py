@@ -52,7 +52,7 @@ def attributes(gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
+def test_a_program_asks_for_shared_memory_once_never_for_less(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
     for n, sets, limit in (
         (10, 0, {}),
@@ -70,7 +70,7 @@ def test_a_program_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu):
+def test_a_program_leaves_pythons_higher_limit_alone(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
     python = CudaFunction(b"", {"parameters": ["*f32", "*f32"], "symbol": "k"}, "`k`", ("", "", ""))
     one = (1, 1, 1)
@@ -81,7 +81,7 @@ def test_a_program_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, g
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
+def test_a_program_allows_clusters_of_16_and_a_carve_out_once(on_cuda, gpu):
     gpu.learn(on_cuda(cluster=lambda n: n, carveout=lambda n: 100 - n), (META, 8))
     for n, sets, wide, carveout in (
         (8, 1, 0, 92),

@@ -90,7 +90,7 @@ def test_a_program_makes_the_map_of_each_call(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_call_that_breaks_a_rule_of_tma_goes_to_python_for_the_message(on_cuda, gpu):
+def test_a_call_that_breaks_a_rule_of_tma_goes_to_python(on_cuda, gpu):
     gpu.learn(on_cuda(), (META,))
     wide = torch.ones(100, 128, dtype=BF16)
     assert made(gpu.call(wide[:, :64])[1])[3] == [256]  # rows apart are fine
@@ -123,7 +123,7 @@ def test_a_map_of_a_view_and_of_an_allocation(on_cuda, gpu):
     assert made(gpu.call(x, slot=1)[1])[1] == [64, 44] and "allocate" in text
 
 
-def test_a_tensor_whose_memory_does_not_hold_its_values_is_refused(gpu):
+def test_a_tensor_without_its_values_in_memory_is_refused(gpu):
     device = PresentDevice(TARGET, torch.device("cpu"))
     x = torch.ones(20, 64)
     assert device.tensor_map(x, (8, 16), "none", "none", "zeros").encoded
@@ -132,7 +132,7 @@ def test_a_tensor_whose_memory_does_not_hold_its_values_is_refused(gpu):
 
 
 @needs_nvrtc
-def test_the_python_launcher_passes_the_bytes_that_the_driver_made(gpu):
+def test_the_python_launcher_passes_the_drivers_bytes(gpu):
     x = torch.ones(20, 64)
     options = options_of(TARGET, x, (8, 16), "64B", "none", "zeros")
     layout = layout_of(x)

@@ -81,7 +81,7 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
     assert not found(op, source, GPU)
 
 
-def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_path):
+def test_a_triton_kernel_takes_constexprs_and_options(tmp_path):
     (tmp_path / "t.py").write_text(ROWS.format(plain=""))
     op = kernel(
         f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))

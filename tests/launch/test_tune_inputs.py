@@ -199,7 +199,7 @@ def test_a_configuration_without_memory_is_left_out_with_a_note(declare, clock, 
 
 
 @pytest.mark.long
-def test_a_choice_of_an_earlier_version_is_explained_without_reasons(declare, monkeypatch, cli):
+def test_a_choice_of_an_earlier_version_is_explained(declare, monkeypatch, cli):
     op = declare(double, lambda x: [{"WAY": 13}, {"WAY": 1}])
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
     Clock(monkeypatch, lambda config: 1.0)
@@ -293,7 +293,7 @@ def on_cuda(tmp_path):
 
 
 @pytest.mark.gpu
-def test_too_much_memory_and_too_much_shared_memory_are_left_out_on_a_gpu(on_cuda):
+def test_too_much_memory_is_left_out_on_a_gpu(on_cuda):
     total = torch.cuda.get_device_properties(0).total_memory
     on_cuda.tune("cuda", cold=True)(
         lambda x: [

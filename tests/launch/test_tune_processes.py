@@ -76,7 +76,7 @@ def process(tmp_path, run_python):
 
 @pytest.mark.long
 @needs_runtime
-def test_a_second_process_neither_measures_nor_traces_nor_compiles(process):
+def test_a_second_process_measures_and_compiles_nothing(process):
     assert process() == "[6.0, 6.0, 6.0] [5, 3]"
     assert process(warm=True, JITKERN_COMPILE="never", PATH="/nonexistent") == "[6.0, 6.0, 6.0] 0"
 
@@ -98,9 +98,7 @@ def test_an_edit_is_tuned_anew(process, edit, gives):
 
 
 @pytest.mark.long
-def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
-    process, run_python, tmp_path
-):
+def test_prewarm_builds_every_configuration_and_chooses_none(process, run_python, tmp_path):
     process(ways="(1,)")
     code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', '-v', 'jitkern_tuned::scaled'])"
     (tmp_path / "tuned.py").write_text(MODULE.format(ways="(5, 3, 4)", key="None"))
@@ -117,9 +115,7 @@ def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
 @pytest.mark.long
 @needs_runtime
 @pytest.mark.parametrize("ways", ["(5, 3)", "(3,)"], ids=["chosen", "only one"])
-def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
-    process, run_python, tmp_path, ways
-):
+def test_prewarm_with_a_choice_leaves_nothing_to_do(process, run_python, tmp_path, ways):
     process(ways)
     for record in (tmp_path / "cache").rglob("*.call.*"):
         record.rename(tmp_path / record.name)

@@ -166,9 +166,7 @@ def share(gpu, stream, address, size, *, zeroed=True, index=0):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_uses_the_workspace_of_its_stream_and_asks_python_for_one_that_it_lacks(
-    on_cuda, gpu
-):
+def test_a_program_asks_python_for_a_workspace_that_is_missing(on_cuda, gpu):
     gpu.learn(on_cuda, (torch.ones(1000, device="meta"),))
     x = torch.ones(10)
     assert gpu.call(x) is None  # there is none yet

@@ -117,7 +117,7 @@ def test_a_module_that_is_reloaded_declares_its_op_again(imported):
 
 
 @pytest.mark.long
-def test_a_kernel_that_writes_too_far_is_found_in_the_launch_function(tmp_path):
+def test_a_kernel_that_writes_too_far_is_found_at_its_launch(tmp_path):
     (right,) = [m for m in CALLS if m.name == "right_call"]
     mistake = right._replace(
         name="too_far", file="scale.cpp", old="out[i]", new="out[i + (1ll << 50)]"
@@ -187,7 +187,7 @@ def test_a_mistake_that_prewarm_meets(mistake, prewarmed):
 @pytest.mark.parametrize(
     ("name", "says"), [("wrong_sum", "rounding errors from the reference"), ("wrong_shape", "gave")]
 )
-def test_check_tells_of_a_reference_that_is_not_what_the_kernel_computes(name, says, imported, cli):
+def test_check_tells_of_a_reference_that_differs(name, says, imported, cli):
     (mistake,) = (mistake for mistake in CALLS if mistake.name == name)
     name = f"checked_{name}"  # a module of its own
     _, module = imported(mistake._replace(name=name))

@@ -65,13 +65,13 @@ def test_a_call_without_a_tensor_is_served_by_a_stub(declare):
     assert served(op, 3).tolist() == [7, 7, 7]
 
 
-def test_a_call_without_a_tensor_goes_to_the_device_that_it_names(declare):
+def test_a_call_without_tensors_goes_to_the_device_it_names(declare):
     op = declare("(int n, *, Device? device=None) -> Tensor", filled)
     assert op(2, device=torch.device("cpu")).tolist() == [7, 7]
     assert op(2, device="meta").device.type == "meta"
 
 
-def test_a_call_without_a_tensor_goes_to_torchs_default_device_where_there_is_a_choice(declare):
+def test_a_call_without_tensors_may_go_to_the_default_device(declare):
     op = declare("(int n) -> Tensor", lambda k, n: torch.empty(n, device="meta"), wrong, cpu=False)
     assert op(2).tolist() == [0, 0]
     torch.set_default_device("meta")
@@ -106,7 +106,7 @@ CONVERTED = [
 
 
 @pytest.mark.parametrize("args", CONVERTED, ids=lambda args: ", ".join(map(repr, args[1:])) or "-")
-def test_where_c_serves_no_call_torch_converts_and_refuses_arguments_all_the_same(declare, args):
+def test_torch_converts_and_refuses_arguments_without_c_too(declare, args):
     def launch(k, x, value, device):
         assert type(value) is float
         out = torch.empty_like(x)
@@ -201,14 +201,14 @@ def test_a_result_that_shares_memory_is_an_error_each_time(declare, case):
             op(*args, **kwargs)
 
 
-def test_a_result_that_shares_memory_only_at_times_is_an_error_then(declare):
+def test_a_result_that_shares_memory_at_times_is_an_error_then(declare):
     op = declare("(Tensor x) -> Tensor", lambda k, x: x.contiguous())
     assert torch.equal(served(op, X.T), X.T)
     with pytest.raises(LaunchError, match="shares the memory of its argument `x`"):
         op(X)
 
 
-def test_an_inplace_op_that_returns_its_argument_is_noticed_by_autograd(declare):
+def test_autograd_notices_an_inplace_op_that_returns_its_input(declare):
     def launch(k, x):
         k.add[{"T": x.dtype}](x, x, x, x.numel())
         return x
@@ -222,7 +222,7 @@ def test_an_inplace_op_that_returns_its_argument_is_noticed_by_autograd(declare)
 
 
 @pytest.mark.parametrize("mode", ["never", "background"])
-def test_a_call_that_changed_a_tensor_before_its_kernel_is_not_tried_again(declare, mode):
+def test_a_call_that_changed_a_tensor_is_not_tried_again(declare, mode):
     def launch(k, x):
         x.mul_(2)
         k.add[{"T": x.dtype}](x, x, x, x.numel())
@@ -244,7 +244,7 @@ def test_a_call_that_changed_a_tensor_before_its_kernel_is_not_tried_again(decla
 # ------------------------------------------------------------------ errors
 
 
-def test_an_error_that_a_launch_function_handles_does_not_replace_another(declare):
+def test_an_error_handled_in_a_launch_does_not_replace_another(declare):
     def refuse(k, x):
         raise ValueError("bad")
 
@@ -262,7 +262,7 @@ def test_an_error_that_a_launch_function_handles_does_not_replace_another(declar
 
 @pytest.mark.long
 @pytest.mark.parametrize("signature", ["(Tensor x) -> Tensor", "(Tensor x, int[] n=[]) -> Tensor"])
-def test_an_error_that_a_launch_function_handles_keeps_nothing_alive(declare, signature):
+def test_an_error_handled_in_a_launch_keeps_nothing_alive(declare, signature):
     def refuse(k, x):
         raise ValueError("bad")
 
@@ -312,7 +312,7 @@ def test_an_error_keeps_its_cause_and_its_context(declare, handling):
         call()
 
 
-def test_a_compile_error_says_nothing_of_the_error_that_stood_for_it(declare, compiler):
+def test_a_compile_error_does_not_tell_of_its_stand_in(declare, compiler):
     compiler.fail = True
     with pytest.raises(CompileError) as raised:
         declare("(Tensor x, Tensor y) -> Tensor", add)(X, X)
@@ -369,7 +369,7 @@ def test_an_op_that_is_not_declared_is_an_error_of_its_own():
 
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dynamic):
+def test_a_launch_function_may_ask_for_an_alignment(declare, dynamic):
     def launch(k, x):
         out = torch.empty_like(x)
         if x.data_ptr() % 16 == 0:
@@ -388,7 +388,7 @@ def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dyna
 
 @pytest.mark.long
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_fake_that_returns_before_a_kernel_is_chosen_is_compiled_once(declare, asks):
+def test_a_fake_that_returns_early_is_compiled_once(declare, asks):
     def launch(k, x):
         out = torch.empty_like(x)
         if asks and k.fake:

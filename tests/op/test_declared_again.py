@@ -64,7 +64,7 @@ def notebook():
 
 
 @pytest.mark.long
-def test_a_cell_that_runs_again_replaces_kernel_and_launch_function(notebook):
+def test_a_cell_run_again_replaces_kernel_and_launch_function(notebook):
     x = torch.arange(5.0)
     notebook.declare("nb::again", 2)
     op = notebook.globals["scale"]
@@ -266,7 +266,7 @@ def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
         specializer.settle()
 
 
-def test_the_digest_for_compile_caches_tells_functions_of_cells_apart(notebook):
+def test_the_compile_cache_digest_tells_cells_functions_apart(notebook):
     digests = set()
     for body in ("x.sin()", "x.cos()", "x * ALPHA", "x * ALPHA"):
         notebook.globals["ALPHA"] = len(digests)

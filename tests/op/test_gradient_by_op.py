@@ -118,7 +118,7 @@ def test_a_gradient_for_a_tensor_that_is_none_is_left_out(declare):
 
 
 @pytest.mark.long
-def test_a_gradient_is_differentiated_by_its_own_gradient_or_reference(declare):
+def test_a_gradient_op_has_its_own_gradient_or_reference(declare):
     def launch(k, grad, x):
         return computed(k, grad * x, 2.0)
 
@@ -136,7 +136,7 @@ def test_a_gradient_is_differentiated_by_its_own_gradient_or_reference(declare):
 
 
 @pytest.mark.long
-def test_a_gradient_that_torch_refuses_is_told_with_the_op_and_the_argument(declare):
+def test_a_gradient_that_torch_refuses_names_op_and_argument(declare):
     forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
     forward.backward(
         declare("(Tensor grad) -> Tensor", lambda k, grad: computed(k, torch.cat([grad] * 2), 1.0))

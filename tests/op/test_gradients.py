@@ -92,7 +92,7 @@ def refuses(op):
 
 
 @pytest.mark.long
-def test_a_backward_that_fills_its_arguments_is_differentiated_through_its_reference(square):
+def test_a_filling_backward_is_differentiated_by_its_reference(square):
     op, x, y = square(fill_reference), leaf(), leaf(X + 1)
     (g,) = torch.autograd.grad((op(x, y) + x**2).sum(), x, create_graph=True)
     (h,) = torch.autograd.grad(g.sum(), x)
@@ -103,7 +103,7 @@ def test_a_backward_that_fills_its_arguments_is_differentiated_through_its_refer
 
 
 @pytest.mark.long
-def test_torch_func_differentiates_a_backward_that_fills_its_arguments(square):
+def test_torch_func_differentiates_a_filling_backward(square):
     op, y = square(fill_reference), X + 1
 
     def slope(x):
@@ -114,7 +114,7 @@ def test_torch_func_differentiates_a_backward_that_fills_its_arguments(square):
 
 
 @pytest.mark.long
-def test_a_backward_with_no_reference_is_refused_where_it_is_differentiated(square):
+def test_a_backward_without_reference_has_no_second_gradient(square):
     op, x, y = square(None), leaf(), leaf(X + 1)
     (g,) = torch.autograd.grad(op(x, y).sum(), x, create_graph=True)
     assert torch.equal(g, 2 * x * y)
@@ -126,7 +126,7 @@ def test_a_backward_with_no_reference_is_refused_where_it_is_differentiated(squa
 
 
 @pytest.mark.long
-def test_an_op_without_a_backward_computes_and_refuses_in_the_backward_pass(triple):
+def test_an_op_without_a_backward_refuses_in_the_backward_pass(triple):
     x = leaf()
     for result in (triple(x), triple.overload(x), triple(x) + x):
         assert result.requires_grad
@@ -136,7 +136,7 @@ def test_an_op_without_a_backward_computes_and_refuses_in_the_backward_pass(trip
     assert x.grad is None
 
 
-def test_what_a_launch_function_clones_does_not_pass_for_its_gradient(declare):
+def test_a_clone_in_a_launch_function_is_no_gradient(declare):
     def launch(k, x):
         out = x.clone()
         k.triple[{"T": x.dtype}](out, out, out.numel())
@@ -148,7 +148,7 @@ def test_what_a_launch_function_clones_does_not_pass_for_its_gradient(declare):
 
 
 @pytest.mark.long
-def test_an_unused_result_of_an_op_without_a_backward_hinders_no_gradient(triple):
+def test_an_unused_result_without_backward_hinders_no_gradient(triple):
     x = leaf()
     triple(x)
     (x * triple(x).detach()).sum().backward()
@@ -156,14 +156,14 @@ def test_an_unused_result_of_an_op_without_a_backward_hinders_no_gradient(triple
 
 
 @pytest.mark.long
-def test_where_a_gradient_is_needed_the_kernel_computes_and_not_the_reference(triple):
+def test_with_a_gradient_the_kernel_computes_too(triple):
     triple.reference(lambda x: pytest.fail("the reference ran"))
     assert torch.equal(triple(leaf()), 3 * X)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_where_none_is_recorded_an_op_without_a_backward_has_no_graph(triple, mode):
+def test_without_a_gradient_an_op_has_no_graph(triple, mode):
     with mode():
         assert not triple(leaf()).requires_grad
 
@@ -177,7 +177,7 @@ def test_a_call_that_needs_no_gradient_asks_no_python(triple, triple_):
 
 
 @pytest.mark.long
-def test_a_backward_that_is_declared_after_a_call_is_used_from_then_on(triple):
+def test_a_backward_declared_after_a_call_is_used_from_then_on(triple):
     x = leaf()
     triple(x)
     triple.backward(lambda grad: 3 * grad)
@@ -231,7 +231,7 @@ def test_torch_func_leaves_alone_what_it_does_not_differentiate(triple):
 
 
 @pytest.mark.long
-def test_the_error_names_the_op_where_it_is_called_in_a_checkpoint(triple):
+def test_the_error_names_the_op_called_in_a_checkpoint(triple):
     from torch.utils.checkpoint import checkpoint
 
     result = checkpoint(lambda x: triple(x).sin(), leaf(), use_reentrant=False)
@@ -242,7 +242,7 @@ def test_the_error_names_the_op_where_it_is_called_in_a_checkpoint(triple):
 # ------------------------------------------------------------------ forward mode
 
 
-def test_forward_mode_of_an_op_without_a_backward_goes_by_its_reference(triple):
+def test_forward_mode_without_a_backward_uses_the_reference(triple):
     tangent = torch.tensor([1.0, -1.0])
     assert torch.equal(torch.func.jvp(triple, (X,), (tangent,))[1], 3 * tangent)
     assert torch.equal(torch.func.jacfwd(triple)(X), 3 * torch.eye(2))
@@ -281,7 +281,7 @@ def test_forward_mode_with_no_reference_is_an_error(declare):
     ],
     ids=["shape", "scalar", "device", "complex", "number"],
 )
-def test_a_gradient_that_does_not_fit_is_told_with_the_op_and_the_argument(declare, wrong, says):
+def test_a_gradient_that_does_not_fit_names_op_and_argument(declare, wrong, says):
     op = declare("(Tensor x, Tensor w) -> Tensor", lambda k, x, w: x * w)
     op.backward(lambda grad: (grad, wrong))
     place = rf"{op.name}: .*test_gradients\.py:\d+: its backward returned, for `w`, "
@@ -325,7 +325,7 @@ def test_an_inplace_op_refuses_a_leaf_before_it_changes_it(triple_):
 
 @pytest.mark.long
 @pytest.mark.parametrize("view", [False, True], ids=["whole", "view"])
-def test_a_gradient_through_what_an_inplace_op_changed_is_refused(triple_, view):
+def test_a_gradient_through_an_inplace_change_is_refused(triple_, view):
     x = leaf()
     y = x * 1
     triple_(y[1:] if view else y)
@@ -334,7 +334,7 @@ def test_a_gradient_through_what_an_inplace_op_changed_is_refused(triple_, view)
         y.sum().backward()
 
 
-def test_what_an_inplace_op_fills_from_a_tensor_of_the_graph_is_in_the_graph(declare):
+def test_what_an_inplace_op_fills_is_in_the_graph(declare):
     def launch(k, out, count, x):
         k.triple[{"T": x.dtype}](out, x, x.numel())
         count.add_(1)
@@ -382,7 +382,7 @@ def test_torch_compile_takes_an_op_without_a_backward(triple, triple_):
 
 
 @pytest.mark.long
-def test_torch_compile_refuses_a_gradient_through_an_op_without_a_backward(triple, triple_):
+def test_torch_compile_refuses_an_op_without_a_backward(triple, triple_):
     def f(x):
         y = x * 1
         triple_(y)

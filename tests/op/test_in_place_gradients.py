@@ -127,6 +127,6 @@ def test_the_ops_below_pass_opcheck(ops, data):
     torch.library.opcheck(scale_.overload, (x.clone(), torch.ones((), dtype=x.dtype)))
 
 
-def test_a_backward_of_an_in_place_op_is_refused_with_the_way_to_write_it(ops):
+def test_a_backward_of_an_in_place_op_is_refused_with_a_remedy(ops):
     with pytest.raises(DeclarationError, match="call it from an autograd.Function"):
         ops[0].backward(lambda grad: (grad, None))

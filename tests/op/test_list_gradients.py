@@ -72,7 +72,7 @@ def test_an_op_with_lists_and_a_backward_compiles(weighted):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Torch itself reads
-def test_the_first_backward_of_a_thread_may_be_traced_by_compiled_autograd(weighted):
+def test_a_threads_first_backward_may_be_traced(weighted):
     from torch._dynamo import compiled_autograd
 
     def run():

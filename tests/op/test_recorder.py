@@ -57,7 +57,7 @@ def in_c(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_c")
-def test_a_call_is_recorded_without_python_and_differentiated_twice(scale):
+def test_a_call_is_recorded_in_c_and_differentiated_twice(scale):
     x = leaf(1.0, 2.0)
     y = scale(scale(x), by=0.5)
     assert type(y.grad_fn).__name__ == "CppFunction"
@@ -105,7 +105,7 @@ def test_every_kind_of_argument_comes_back_as_it_was(declare):
 
 
 @pytest.mark.usefixtures("in_c")
-def test_what_is_kept_for_the_backward_is_checked_hooked_and_freed(declare):
+def test_what_a_backward_keeps_is_checked_hooked_and_freed(declare):
     op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
     op.backward(lambda grad, x, out: grad * out / x)
     x = leaf(1.0, 2.0)
@@ -270,7 +270,7 @@ def test_an_op_that_is_declared_again_has_its_new_gradient(scale):
 
 
 @pytest.mark.long
-def test_a_graph_is_differentiated_by_compiled_autograd_with_its_own_numbers(declare):
+def test_compiled_autograd_takes_a_graph_with_its_own_numbers(declare):
     from torch._dynamo import compiled_autograd
 
     op = declare(
@@ -340,9 +340,7 @@ print(next(recorder._state.numbers) - 1, recording.CPP_RECORDER.recorder is not 
 
 
 @pytest.mark.long
-def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
-    run_python, recorder_cache, tmp_path
-):
+def test_a_process_finds_the_node_at_its_first_recorded_call(run_python, recorder_cache, tmp_path):
     cached = {"JITKERN_SYSTEM_CACHE": str(recorder_cache)}
     assert run_python(CHILD, **cached).stdout.split() == ["1", "True"]
     assert run_python(CHILD, JITKERN_CACHE_DIR=str(tmp_path / "none")).stdout.split() == [

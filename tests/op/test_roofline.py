@@ -120,7 +120,7 @@ IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their cac
 @pytest.mark.parametrize(
     "op", [op for op in SHIPPED if op.__name__ not in IN_PAGES], ids=lambda op: op.__name__
 )
-def test_every_shipped_op_moves_its_arguments_and_its_results_once(op):
+def test_shipped_ops_move_arguments_and_results_once(op):
     for args in op.sample_inputs("cpu"):
         results = op.run_reference(*args)
         changed = [args[position] for position, _ in op.signature.changed]

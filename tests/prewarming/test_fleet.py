@@ -245,7 +245,7 @@ def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_d
         (lambda done: done._replace(results=[]), "results for 0 of"),
     ],
 )
-def test_an_engine_that_returns_no_results_is_not_believed_to_have_none(fleet_package, spoil, says):
+def test_an_engine_without_results_is_an_error(fleet_package, spoil, says):
     class Odd(ThreadPoolExecutor):
         def submit(self, function, /, *args):
             future = Future()

@@ -97,9 +97,7 @@ def keys(cache_dir, pattern="v1/*/generated.*"):
 
 
 @pytest.mark.long
-def test_a_second_process_compiles_and_traces_nothing_and_an_edit_changes_one_key(
-    generated, cache_dir
-):
+def test_a_second_process_compiles_only_what_was_edited(generated, cache_dir):
     results, compiles, _, traced, module = generated()
     assert (results, compiles, len(traced)) == (WANTED, 22, 22)
     assert module == "generated", "the module whose import makes the ops, not that of the factory"
@@ -115,9 +113,7 @@ def test_a_second_process_compiles_and_traces_nothing_and_an_edit_changes_one_ke
 
 
 @pytest.mark.long
-def test_workers_of_a_prewarm_find_ops_that_a_factory_of_another_module_makes(
-    generated, tmp_path, cache_dir
-):
+def test_workers_find_ops_that_another_modules_factory_makes(generated, tmp_path, cache_dir):
     command = [sys.executable, "-m", "jitkern", "prewarm", "generated", "--jobs", "2", "--json"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(

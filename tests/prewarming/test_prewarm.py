@@ -216,7 +216,7 @@ def test_refresh_and_an_exact_compiler_build_anew(cli, package, told):
 
 
 @pytest.mark.long
-def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler, package):
+def test_a_dead_worker_is_a_failed_row_and_the_rest_is_built(cli, compiler, package):
     parent = os.getpid()
 
     def die():
@@ -239,9 +239,7 @@ def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler,
 
 
 @pytest.mark.long
-def test_a_compiler_that_dies_is_a_failed_row_and_the_rest_is_built(
-    cli, package, tmp_path, monkeypatch
-):
+def test_a_dead_compiler_is_a_failed_row_and_the_rest_is_built(cli, package, tmp_path, monkeypatch):
     for name in ("cc", "c++"):
         script = tmp_path / "bin" / name
         script.parent.mkdir(exist_ok=True)

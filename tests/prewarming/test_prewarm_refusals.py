@@ -101,9 +101,7 @@ def test_a_launch_that_cannot_work_fails_with_its_line(package, launch, says, jo
         ("out", "()", "returned a tensor, and its schema says nothing is returned"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_schema_is_told_with_the_launch_function(
-    package, result, returns, says
-):
+def test_what_does_not_fit_the_schema_names_the_launch_function(package, result, returns, says):
     package.write(result=result, returns=returns)
     line = f"{package.file}:5: "
     code, reasons = package.prewarm(CPU)
@@ -199,7 +197,7 @@ ONLY = (
     ],
     ids=["compile", "raise", "both", "needed", "all raise"],
 )
-def test_a_configuration_that_does_not_work_is_left_out_unless_none_is_left(
+def test_a_configuration_that_fails_is_left_out_unless_all_do(
     package, wrong, raises, failed, left_out
 ):
     package.write()

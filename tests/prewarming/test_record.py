@@ -61,9 +61,7 @@ def test_a_warm_process_records_the_same(recorded, tmp_path, run_python):
 
 
 @pytest.mark.long
-def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
-    recorded, cli, tmp_path, run_python
-):
+def test_prewarm_from_a_recording_leaves_nothing_to_compile(recorded, cli, tmp_path, run_python):
     other = str(tmp_path / "other")
     code, out, err = cli("prewarm", "--from", str(recorded), "--cache-dir", other, "--json")
     report = json.loads(out.splitlines()[-1])
@@ -80,7 +78,7 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
 
 
 @pytest.mark.long
-def test_the_node_for_gradients_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
+def test_the_node_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
     path = tmp_path / "calls.jsonl"
     app = """
 import torch, jitkern.ops
@@ -103,7 +101,7 @@ jitkern.ops.silu_and_mul(x), jitkern.ops.silu_and_mul(x)
 
 
 @pytest.mark.long
-def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_path, monkeypatch):
+def test_the_record_command_passes_a_programs_status_on(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = APP + "raise SystemExit(3)"
     code, _, err = cli("record", "--", sys.executable, "-W", "ignore", "-c", script)
@@ -113,7 +111,7 @@ def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_pat
     assert cli("record", "--", "/nonexistent/program")[0] == 127
 
 
-def test_a_file_that_the_record_command_cannot_write_is_told_before_the_run(cli, tmp_path):
+def test_a_file_that_record_cannot_write_is_told_before_the_run(cli, tmp_path):
     wanted = tmp_path / "missing" / "calls"
     code, _, err = cli("record", "-o", str(wanted), "--", "touch", str(tmp_path / "ran"))
     assert (code, err) == (2, f"jitkern: cannot write {wanted}: No such file or directory\n")
@@ -244,9 +242,7 @@ def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
         ("xpu", "cc", "the op has no cc source"),
     ],
 )
-def test_a_recorded_call_that_nothing_fits_is_skipped_with_the_reason(
-    cli, tmp_path, compiler, device, kind, says
-):
+def test_a_recorded_call_that_nothing_fits_is_skipped(cli, tmp_path, compiler, device, kind, says):
     path = tmp_path / "calls"
     path.write_text(
         recorded_line("jitkern::vec_add", 2) + recorded_line("jitkern::vec_add", 2, device, kind)
@@ -293,7 +289,7 @@ def test_every_kind_of_argument_survives(tmp_path):
     assert (second.args[0].shape, second.args[1][0].shape) == ((0, 3), (2,))
 
 
-def test_calls_that_differ_in_sizes_alone_are_bounded_and_that_is_told_once(tmp_path, caplog):
+def test_calls_that_differ_in_sizes_alone_are_bounded(tmp_path, caplog):
     path = tmp_path / "calls"
     with config.using(record=path):
         for n in range(record.MOST + 50):
@@ -305,7 +301,7 @@ def test_calls_that_differ_in_sizes_alone_are_bounded_and_that_is_told_once(tmp_
     )
 
 
-def test_a_call_that_needs_other_kernels_is_recorded_however_many_there_are(tmp_path):
+def test_a_call_that_needs_other_kernels_is_always_recorded(tmp_path):
     path = tmp_path / "calls"
     with config.using(record=path):
         for n in range(record.MOST + 50):
@@ -313,7 +309,7 @@ def test_a_call_that_needs_other_kernels_is_recorded_however_many_there_are(tmp_
     assert len(record.read(path)) == record.MOST + 50
 
 
-def test_kernels_are_asked_for_no_more_once_enough_calls_needed_known_ones(tmp_path, caplog):
+def test_kernels_of_known_calls_are_asked_for_a_few_times_only(tmp_path, caplog):
     path, asked = tmp_path / "calls", []
     known = record.MOST + record.ENOUGH
 
@@ -375,7 +371,7 @@ def test_what_the_reference_served_is_recorded(tmp_path, run_python, environment
     assert [(call.kind, call.args[1]) for call in calls] == [("cc", v) for v in range(1, 101)]
 
 
-def test_a_call_that_is_cut_off_is_left_out_and_the_next_begins_anew(tmp_path, caplog, monkeypatch):
+def test_a_call_that_is_cut_off_is_left_out(tmp_path, caplog, monkeypatch):
     path = tmp_path / "calls"
     write = os.write
     with config.using(record=path):
@@ -510,7 +506,7 @@ def test_a_line_from_anybody_is_read_within_bounds(change):
     assert not {name for name in set(sys.modules) - before if name.startswith("torch")}
 
 
-def test_arguments_are_a_list_and_no_tensor_of_which_each_row_would_be_read():
+def test_arguments_are_a_list_and_no_tensor():
     fields = json.loads(recorded_line("a::b", 1))
     fields["args"] = {"tensor": "float32", "shape": [10**12], "stride": [1], "offset": 0}
     with pytest.raises(ValueError, match="its arguments are no list"):

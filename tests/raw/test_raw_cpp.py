@@ -35,7 +35,7 @@ def test_cpp_functions_run(file):
     assert one.item() == 3
 
 
-def test_a_kernel_without_a_reference_does_not_wait_for_the_background(file):
+def test_a_kernel_without_a_reference_compiles_in_the_call(file):
     x = torch.zeros(3)
     with config.using(compile="background"):
         jitkern.cpp_kernel(file(CPP, "k.cpp"), "fill")(x, 3, 5.0)

@@ -141,7 +141,7 @@ def test_a_missing_file_tells_where_it_was_looked_for(tmp_path, monkeypatch):
     )
 
 
-def test_a_path_starts_at_the_callers_folder_and_then_at_the_current_one(file, monkeypatch):
+def test_a_path_starts_at_the_callers_folder(file, monkeypatch):
     path = file("__global__ void k(float* x) {}")
     monkeypatch.chdir(path.parent)
     assert jitkern.cuda_kernel("k.cu", "k").source.folder == str(path.parent)

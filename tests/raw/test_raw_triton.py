@@ -74,9 +74,7 @@ def test_a_triton_function_compiles_through_the_cache(package):
 
 @pytest.mark.long
 @needs_triton
-def test_a_package_that_comes_to_the_path_after_another_was_compiled_is_found(
-    package, tmp_path_factory, monkeypatch
-):
+def test_a_package_that_comes_to_the_path_later_is_found(package, tmp_path_factory, monkeypatch):
     jitkern.triton_kernel("somelib.ops.kernels:add").compile(
         *tensors(), 1000, BLOCK=128, target=H100
     )
@@ -104,7 +102,7 @@ def test_a_triton_function_object_and_a_file(package, tmp_path):
 
 @pytest.mark.long
 @needs_triton
-def test_a_function_in_another_one_is_not_taken_for_that_of_the_file(package, tmp_path):
+def test_a_nested_function_is_not_that_of_the_file(package, tmp_path):
     text = """
 import triton
 import triton.language as tl

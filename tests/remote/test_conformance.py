@@ -118,7 +118,7 @@ def test_a_second_push_of_the_same_sends_and_changes_nothing(store, full, key):
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("url", ["moto", "azurite"], indirect=True)
-def test_a_missing_bucket_is_named_by_check_although_reads_call_it_a_miss(url, cli):
+def test_check_names_a_bucket_that_is_missing(url, cli):
     url = url.replace("//kernels/", "//no-such-bucket/")
     assert opened(url).get(layout.ROOT, limit=LIMIT) is None
     code, out, _ = cli("remote", "check", url, "--json")

@@ -65,9 +65,7 @@ def in_a_remote(tmp_path, compiler, source, target):
     return make
 
 
-def test_all_entries_of_a_bundle_are_adopted_and_spare_later_misses_a_request(
-    tmp_path, compiler, target, in_a_remote
-):
+def test_all_entries_of_a_bundle_are_adopted_at_once(tmp_path, compiler, target, in_a_remote):
     variants = in_a_remote(9)
     with Server(static(tmp_path / "remote")) as server, trusting(server.url):
         for variant in variants:
@@ -77,9 +75,7 @@ def test_all_entries_of_a_bundle_are_adopted_and_spare_later_misses_a_request(
 
 
 @pytest.mark.long
-def test_a_hundred_misses_of_what_no_bundle_lists_make_one_request(
-    tmp_path, filled, compiler, source, target
-):
+def test_a_hundred_misses_in_no_bundle_make_one_request(tmp_path, filled, compiler, source, target):
     with Server(static(filled[0])) as server, trusting(server.url):
         for n in range(100):
             jit.ensure(Variant("test::scale", source, "scale", (("N", str(n)),)), target)
@@ -87,7 +83,7 @@ def test_a_hundred_misses_of_what_no_bundle_lists_make_one_request(
     assert len(compiler.compiles) == 100
 
 
-def test_an_index_is_read_once_a_minute_and_then_only_if_it_changed(
+def test_an_index_is_read_once_a_minute_and_only_if_changed(
     tmp_path, filled, compiler, source, target, monkeypatch
 ):
     numbers = itertools.count()
@@ -117,7 +113,7 @@ def test_a_new_process_reads_an_index_once_whatever_it_misses(
             assert len(server.requests) == process + 1
 
 
-def test_an_entry_alone_is_fetched_where_the_index_says_that_there_are_such(
+def test_an_entry_alone_is_fetched_where_the_index_has_such(
     tmp_path, filled, compiler, variant, target
 ):
     folder, key = filled
@@ -134,7 +130,7 @@ def test_an_entry_alone_is_fetched_where_the_index_says_that_there_are_such(
     assert not compiler.compiles
 
 
-def test_remotes_are_asked_in_order_and_a_dead_one_is_passed_over(
+def test_remotes_are_asked_in_order_and_a_dead_one_is_skipped(
     filled, compiler, variant, target, caplog
 ):
     dead = f"http://127.0.0.1:{closed_port()}"
@@ -166,9 +162,7 @@ def test_nothing_is_asked_offline(filled, compiler, variant, target, settings):
     assert len(compiler.compiles) == 1
 
 
-def test_where_compiling_is_off_the_remote_is_asked_and_the_error_tells_what_it_said(
-    filled, variant, target, source
-):
+def test_with_compiling_off_the_error_tells_what_remotes_said(filled, variant, target, source):
     other = Variant("test::scale", source, "other")
     with Server(static(filled[0])) as server, trusting(server.url, compile="never"):
         assert jit.ensure(variant, target)
@@ -205,7 +199,7 @@ def test_what_another_compiler_made_is_not_asked_for(filled, compiler, variant, 
         assert not server.requests
 
 
-def test_a_bundle_that_lacks_what_the_index_says_is_asked_for_once(
+def test_a_bundle_without_what_its_index_says_is_asked_once(
     tmp_path, filled, compiler, source, target, caplog
 ):
     folder, key = filled
@@ -242,7 +236,7 @@ def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, targe
     assert not compiler.compiles
 
 
-def test_what_cannot_be_kept_in_the_cache_is_kept_for_the_process(
+def test_what_the_cache_cannot_keep_is_kept_for_the_process(
     filled, compiler, variant, target, cache_dir, monkeypatch
 ):
     install = Cache._install
@@ -285,9 +279,7 @@ def test_prewarm_takes_what_a_remote_has(filled, variant, target, compiler):
     assert not compiler.compiles
 
 
-def test_a_busy_server_is_no_reason_to_compile_while_the_budget_lasts(
-    filled, compiler, variant, target
-):
+def test_a_busy_server_is_waited_for_within_the_budget(filled, compiler, variant, target):
     answers, answer = itertools.count(), static(filled[0])
 
     def busy(connection, request):
@@ -298,7 +290,7 @@ def test_a_busy_server_is_no_reason_to_compile_while_the_budget_lasts(
         assert len(server.requests) == 8
 
 
-def test_a_bundle_that_the_disk_cannot_hold_is_left_and_the_entry_compiled(
+def test_a_bundle_that_the_disk_cannot_hold_is_left(
     tmp_path, filled, compiler, variant, target, cache_dir, monkeypatch, caplog
 ):
     """It would take the space that a compile needs."""

@@ -126,7 +126,7 @@ def test_a_forked_child_asks_by_connections_of_its_own(tmp_path, remote):
 
 
 @pytest.mark.long
-def test_a_store_that_cannot_be_used_after_a_fork_is_not_waited_for(tmp_path):
+def test_a_store_that_is_unusable_after_a_fork_costs_no_wait(tmp_path):
     """As the contract says of stores with threads of their own: no retry, and no failure of the remote."""
     found, stderr = Machine(tmp_path / "node", "file:///nowhere").run(
         "import json, os, time\n"

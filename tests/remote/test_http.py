@@ -124,7 +124,7 @@ def test_nobody_listens():
         HttpStore(f"http://127.0.0.1:{closed_port()}").get("x", limit=1)
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(folder):
+def test_a_connection_that_the_server_closed_is_made_anew(folder):
     answer = static(folder)
 
     def once(connection, request):
@@ -224,7 +224,7 @@ def test_no_proxy_stands_between_this_machine_and_itself(folder, monkeypatch):
         assert not proxy.requests
 
 
-def test_threads_that_take_the_last_idle_connection_at_once_each_get_an_answer(folder):
+def test_threads_at_the_last_idle_connection_each_get_an_answer(folder):
     class Racy(list):
         def pop(self):
             raise IndexError("another thread was faster")
@@ -236,7 +236,7 @@ def test_threads_that_take_the_last_idle_connection_at_once_each_get_an_answer(f
         assert store.get("a b.json", limit=7).data == b"content"
 
 
-def test_an_object_that_is_unchanged_though_nobody_asked_is_unavailable():
+def test_a_304_that_nobody_asked_for_is_unavailable():
     with Server(always(said(304))) as server, pytest.raises(Unavailable, match="304"):
         HttpStore(server.url).get("x", limit=7)
 

@@ -62,9 +62,7 @@ def test_a_conflict_is_a_lost_race(stub, bucket):
     assert len(stub.requests) == 2
 
 
-def test_a_missing_bucket_looks_like_a_missing_object_until_something_is_written_or_listed(
-    stub, bucket
-):
+def test_a_missing_bucket_is_seen_when_written_or_listed(stub, bucket):
     stub.status, stub.error = 404, "<Error><Code>NoSuchBucket</Code></Error>"
     assert asked(bucket)["get"]() is None
     assert asked(bucket)["stat"]() is None
@@ -161,7 +159,7 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub, run_python):
+def test_a_fork_after_use_is_unavailable_and_one_before_is_fine(stub, run_python):
     """A call would hang for ever: the threads of obstore's runtime are in the parent."""
     done = run_python(
         "import os, signal, sys\n"

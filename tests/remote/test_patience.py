@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_wait_at_once(run_python):
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_a_remote_rests_after_failures_in_a_row_and_one_request_tries_then(breaker, monkeypatch):
+def test_a_remote_rests_after_failures_and_is_then_tried_once(breaker, monkeypatch):
     count = itertools.count()
 
     def failing():
@@ -111,7 +111,7 @@ def test_an_answer_of_any_kind_begins_the_count_anew(breaker):
     assert not breaker.open()
 
 
-def test_an_error_that_no_store_should_raise_is_a_failure_like_any(breaker):
+def test_an_error_that_no_store_should_raise_is_a_failure(breaker):
     for error in (KeyError("x"), RuntimeError("panicked")):
         with pytest.raises(Unavailable, match=type(error).__name__):
             asked(breaker, raising(error))
@@ -119,7 +119,7 @@ def test_an_error_that_no_store_should_raise_is_a_failure_like_any(breaker):
     assert breaker.open()
 
 
-def test_a_remote_that_never_answered_rests_after_the_tries_of_one_miss():
+def test_a_remote_that_never_answered_rests_after_one_miss():
     breaker, count = Breaker("https://example.com"), itertools.count()
 
     def failing():
@@ -149,7 +149,7 @@ def test_what_says_nothing_of_the_remote_does_not_count(breaker, monkeypatch):
     assert not breaker.open()
 
 
-def test_a_busy_remote_is_asked_again_with_jitter_until_the_budget_is_used_up(breaker, monkeypatch):
+def test_a_busy_remote_is_asked_again_until_the_budget_is_used(breaker, monkeypatch):
     naps = []
     monkeypatch.setattr(patience.time, "sleep", naps.append)
     monkeypatch.setattr(patience.random, "random", lambda: 1.0)
@@ -181,7 +181,7 @@ def trusting(url, **settings):
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
-def test_a_store_that_is_down_costs_little_and_is_then_left_alone(
+def test_a_store_that_is_down_costs_little_and_is_left_alone(
     compiler, source, target, variant, mode, caplog
 ):
     url = f"http://127.0.0.1:{closed_port()}"
@@ -235,9 +235,7 @@ def test_one_lost_request_is_tried_again(filled, compiler, variant, target, fail
 
 
 @pytest.mark.long
-def test_a_crowd_that_gets_503_for_20_s_compiles_nothing_while_the_budget_lasts(
-    filled, compiler, variant, target
-):
+def test_a_crowd_that_gets_503_compiles_nothing_in_the_budget(filled, compiler, variant, target):
     end, answer = time.monotonic() + 20, static(filled[0])
 
     def busy(connection, request):
@@ -284,7 +282,7 @@ def test_ctrl_c_during_a_miss_ends_the_call(tmp_path, run_python):
     assert done.stdout == "ended\n", (done.stdout, done.stderr)
 
 
-def test_a_store_that_does_not_open_costs_the_budget_also_in_a_child(
+def test_a_store_that_does_not_open_costs_the_budget(
     tmp_path, compiler, variant, target, monkeypatch
 ):
     """It reads a file, and imports a package, whose lock a thread of the parent may have."""

@@ -133,9 +133,7 @@ def test_large_entries_are_objects_of_their_own(full, empty, directory):
 
 
 @pytest.mark.parametrize("there", ["garbage", "of another entry", "unsigned", "good"])
-def test_nobody_occupies_the_name_of_an_entry_with_what_machines_refuse(
-    there, tmp_path, directory, key, public
-):
+def test_nobody_occupies_a_name_with_what_machines_refuse(there, tmp_path, directory, key, public):
     cache = Cache(tmp_path / "c", fsync=False)
     entry = add(cache, "alpha::large", size=layout.LARGEST_BUNDLED)
     name = layout.entry_of(CPU, entry.path.name)
@@ -156,9 +154,7 @@ def test_nobody_occupies_the_name_of_an_entry_with_what_machines_refuse(
 
 
 @pytest.mark.long
-def test_a_package_that_is_too_large_is_split_and_counts_as_one_push(
-    tmp_path, directory, monkeypatch
-):
+def test_a_large_package_is_split_and_counts_as_one_push(tmp_path, directory, monkeypatch):
     monkeypatch.setattr(layout, "LARGEST_BUNDLE", 40_000)
     for version in ("1", "2", "3", "4"):
         cache = Cache(tmp_path / version, fsync=False)
@@ -174,7 +170,7 @@ def test_a_package_that_is_too_large_is_split_and_counts_as_one_push(
     assert pull.pull(to, directory, [HERE], ()).new == 18
 
 
-def test_a_newer_bundle_with_all_entries_of_an_older_one_replaces_it(tmp_path, directory):
+def test_a_newer_bundle_replaces_one_that_it_contains(tmp_path, directory):
     cache = stock(Cache(tmp_path / "c", fsync=False), ops=1)
     first = push(cache, directory)[0].bundles[0]
     stock(cache, ops=3)

@@ -130,7 +130,7 @@ def asked(stub, since):
 
 
 @pytest.mark.long
-def test_a_bucket_is_pushed_to_by_ci_and_read_by_nodes_as_its_policy_lets_them(release, tmp_path):
+def test_a_bucket_is_used_as_its_policy_lets(release, tmp_path):
     pytest.importorskip("obstore")
     policy = json.loads(block("json", "Statement"))
     script = block("sh", "--to s3://")
@@ -187,7 +187,7 @@ def pushed(release, folder):
 
 
 @pytest.mark.conformance
-def test_nginx_serves_a_pushed_directory_as_the_page_configures_it(release, tmp_path):
+def test_nginx_serves_a_directory_as_the_page_configures_it(release, tmp_path):
     root = pushed(release, tmp_path)
     site = block("nginx", "server_name")
     assert "root /srv/kernels;" in site

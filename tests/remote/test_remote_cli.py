@@ -78,7 +78,7 @@ def pushed(cli, stocked, remote_url, key, public, trusting):
     return there
 
 
-def test_without_a_remote_or_with_a_wrong_one_the_command_is_misused(cli):
+def test_a_missing_or_wrong_remote_is_a_misuse(cli):
     for command in ("check", "push", "pull", "ls", "prune"):
         code, _, err = cli("remote", command)
         assert (code, "JITKERN_REMOTE" in err) == (2, True), err
@@ -143,9 +143,7 @@ def test_an_untrusted_remote_is_not_pulled_from(cli, pushed, trusting, remote_ur
 
 
 @pytest.mark.long
-def test_a_bundle_that_is_not_what_its_name_says_is_refused_and_the_others_are_taken(
-    cli, pushed, directory, stocked
-):
+def test_a_bundle_that_is_not_what_its_name_says_is_refused(cli, pushed, directory, stocked):
     one, two = [directory.root / f.name for f in directory.list("v1/") if ".tar" in f.name]
     for damaged in (one, two):
         good = damaged.read_bytes()
@@ -177,9 +175,7 @@ def test_pull_mends_what_is_damaged(cli, pushed, stocked):
     assert (path / "out.so").read_bytes()
 
 
-def test_pull_waits_for_the_disk_only_where_no_reader_would_see_a_loss(
-    cli, pushed, stocked, monkeypatch
-):
+def test_pull_waits_for_the_disk_where_a_loss_would_be_seen(cli, pushed, stocked, monkeypatch):
     synced = []
     monkeypatch.setattr("jitkern.files.atomic.sync", synced.append)
     monkeypatch.setattr("jitkern.cache.root.sync", synced.append, raising=False)
@@ -304,7 +300,7 @@ def test_a_store_that_ignores_conditions_is_named(cli, stub, trusting, verb, sto
     assert not stub.objects
 
 
-def test_what_cannot_be_written_is_said_before_anything_is_packed(cli, stocked, monkeypatch):
+def test_what_cannot_be_written_is_said_before_packing(cli, stocked, monkeypatch):
     class ReadOnly:
         url = "https://kernels.example"
 

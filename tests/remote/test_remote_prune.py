@@ -57,7 +57,7 @@ def pushes(tmp_path, directory):
     return caches
 
 
-def test_an_index_keeps_the_newest_and_what_it_drops_is_deleted_a_day_later(pushes, directory):
+def test_an_index_keeps_the_newest_and_deletes_a_day_later(pushes, directory):
     assert len(files(directory)) == 6
     done = pruned(directory, keep=2)
     assert len(done.dropped) == 3 and done.deleted == ()
@@ -202,7 +202,7 @@ def test_a_push_whose_bundle_is_deleted_under_it_writes_it_again(pushes, directo
 
 
 @pytest.mark.long
-def test_a_deletion_after_the_last_look_of_a_push_leaves_no_name_behind(pushes, directory):
+def test_a_deletion_after_a_pushs_last_look_leaves_no_name(pushes, directory):
     """A prune that stops between its look and its deletion, while a whole push passes."""
     pruned(directory, keep=1)
     age(directory, 25)
@@ -276,9 +276,7 @@ def race(store, tmp_path, rounds, make_old):
 
 
 @pytest.mark.long
-def test_a_hundred_rounds_of_push_against_prune_leave_no_index_that_names_what_is_missing(
-    directory, tmp_path
-):
+def test_push_against_prune_leaves_no_index_with_missing_names(directory, tmp_path):
     deleted = []
     real = type(directory).delete
 

@@ -19,7 +19,7 @@ BARE = {
 
 
 @pytest.mark.long
-def test_the_first_machine_has_it_built_and_the_second_gets_the_bundle(tmp_path):
+def test_a_machine_has_it_built_and_the_next_gets_the_bundle(tmp_path):
     """The service has an empty cache; both machines compute by C in their first process."""
     here = {"JITKERN_CACHE_DIR": str(tmp_path / "service"), "PYTHONUNBUFFERED": "1"}
     with serving("jitkern::vec_add", "-v", cwd=tmp_path, **here) as (process, url):

@@ -21,7 +21,7 @@ def settings(tmp_path: Path, text: str, **environ: str) -> config.Config:
     return config.Config.from_env(environ, [file])
 
 
-def test_without_any_trust_a_remote_is_refused_with_one_line_that_says_what_to_do(tmp_path):
+def test_without_trust_a_remote_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(JitkernError) as e:
         trust.keys_for(BUCKET, settings(tmp_path, ""))
     text = str(e.value)
@@ -29,13 +29,13 @@ def test_without_any_trust_a_remote_is_refused_with_one_line_that_says_what_to_d
     assert all(word in text for word in (BUCKET, "trusted_keys", "trusted_remotes", "config.toml"))
 
 
-def test_trusted_keys_must_have_signed_what_comes_from_any_remote(tmp_path):
+def test_trusted_keys_must_have_signed_what_a_remote_sends(tmp_path):
     found = settings(tmp_path, f'trusted_keys = ["ed25519 {KEY}"]')
     assert trust.keys_for(BUCKET, found) == (KEY,)
     assert trust.keys_for("http://10.0.0.1/kernels", found) == (KEY,)
 
 
-def test_a_trusted_remote_needs_no_signature_and_another_one_does(tmp_path):
+def test_a_trusted_remote_needs_no_signature_another_does(tmp_path):
     found = settings(tmp_path, f'trusted_remotes = ["{BUCKET}/"]\ntrusted_keys = ["ed25519 {KEY}"]')
     assert trust.keys_for(BUCKET, found) == trust.keys_for(f"{BUCKET}/", found) == ()
     assert trust.keys_for(f"{BUCKET}/pull-requests", found) == (KEY,)
@@ -75,9 +75,7 @@ HERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_ALLOW_HTTP": "true"}
         ({**HERE, "http_proxy": "http://proxy.example", "no_proxy": "a,127.0.0.1"}, True),
     ],
 )
-def test_a_bucket_that_is_reached_by_http_cannot_be_trusted_unsigned_either(
-    environ, trusted, tmp_path
-):
+def test_a_bucket_over_http_cannot_be_trusted_unsigned(environ, trusted, tmp_path):
     found = settings(tmp_path, f'trusted_remotes = ["{BUCKET}"]', **environ)
     if trusted:
         assert trust.keys_for(BUCKET, found) == ()
@@ -86,7 +84,7 @@ def test_a_bucket_that_is_reached_by_http_cannot_be_trusted_unsigned_either(
             trust.keys_for(BUCKET, found)
 
 
-def test_the_emulator_of_azure_cannot_stand_in_for_a_trusted_bucket(tmp_path):
+def test_azures_emulator_cannot_stand_in_for_a_bucket(tmp_path):
     """obstore asks it by http although AZURE_ALLOW_HTTP does not say so."""
     bucket = "az://kernels/main"
     for place, trusted in (("http://azurite.example:10000", False), ("http://127.0.0.1:1", True)):

@@ -27,7 +27,7 @@ def sign(tmp_path, folder, key):
     fill(cache, folder)
 
 
-def test_entries_that_a_trusted_key_signed_are_taken_over_plain_http(
+def test_entries_of_a_trusted_key_are_taken_over_plain_http(
     tmp_path, filled, keys, compiler, variant, target
 ):
     sign(tmp_path, filled[0], keys[0][0])
@@ -40,7 +40,7 @@ def test_entries_that_a_trusted_key_signed_are_taken_over_plain_http(
     assert (entry.path / "manifest.sig").is_file()
 
 
-def test_entries_that_another_key_signed_are_refused_before_they_are_read(
+def test_entries_of_another_key_are_refused_unread(
     tmp_path, filled, keys, compiler, variant, target, caplog, monkeypatch
 ):
     sign(tmp_path, filled[0], keys[1][0])
@@ -52,7 +52,7 @@ def test_entries_that_another_key_signed_are_refused_before_they_are_read(
     assert "not signed by a trusted key" in line
 
 
-def test_a_remote_that_nothing_vouches_for_is_not_asked_and_one_line_says_what_to_do(
+def test_a_remote_that_nothing_vouches_for_is_not_asked(
     filled, compiler, variant, target, source, caplog
 ):
     with Server(static(filled[0])) as server, config.using(remote=server.url):

@@ -52,7 +52,7 @@ print(json.dumps([measured, jitkern.stats()["compiles"]]))
 
 
 @pytest.mark.long
-def test_a_choice_comes_from_a_remote_before_anything_is_measured(tmp_path, run_python):
+def test_a_remotes_choice_comes_before_measuring(tmp_path, run_python):
     (tmp_path / "k.cpp").write_text(SOURCE)
     (tmp_path / "tuned.py").write_text(MODULE)
 

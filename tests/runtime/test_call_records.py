@@ -221,7 +221,7 @@ def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-def test_a_process_in_which_a_name_means_another_function_has_its_own_record(run_python, tmp_path):
+def test_where_a_name_means_another_function_records_differ(run_python, tmp_path):
     package = rounding_package(tmp_path)
     code = package + "y = rounds.op(torch.zeros(1), 2.5)\nlinker.settle()\nprint(y.item())"
     for rounding, expected in (("floor", "2.0"), ("ceil", "3.0"), ("floor", "2.0")):
@@ -273,7 +273,7 @@ def reads_a_device_index(k, x):
     return x.device.index
 
 
-def test_a_function_that_asks_for_a_device_has_records_of_each_of_its_index():
+def test_a_function_that_asks_for_a_device_has_records_of_each():
     world = World([reads_a_device_index])
     keys = [
         class_of_calls(reads_a_device_index, world, device=f"cuda:{index}").key()
@@ -283,7 +283,7 @@ def test_a_function_that_asks_for_a_device_has_records_of_each_of_its_index():
 
 
 @pytest.mark.parametrize("native", [{"native": True}, {"flags": ("-march=native",)}])
-def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch, native):
+def test_a_native_kernel_serves_its_instruction_set_alone(op, monkeypatch, native):
     source = op.sources["cpu"][0].replace(**native)
     keys = []
     for level in ("_v2", "_v4"):
@@ -512,7 +512,7 @@ def test_a_program_serves_under_the_settings_of_its_call(op):
 
 
 @pytest.mark.long
-def test_a_name_that_changes_before_its_program_serves_condemns_no_class(op, monkeypatch):
+def test_a_name_that_changes_early_condemns_no_class(op, monkeypatch):
     slot, trace = slot_of(op), specializer.trace
 
     def trace_early(*rest):
@@ -528,7 +528,7 @@ def test_a_name_that_changes_before_its_program_serves_condemns_no_class(op, mon
 
 
 @pytest.mark.long
-def test_a_name_that_changes_at_each_call_is_looked_up_ever_less_often(op, monkeypatch):
+def test_a_name_that_always_changes_is_looked_up_ever_less(op, monkeypatch):
     looked_up = []
     find = records.found
     monkeypatch.setattr(records, "found", lambda *of: looked_up.append(of) or find(*of))

@@ -54,21 +54,21 @@ def test_its_calls_are_served_by_the_runtime_that_it_built(run_python):
 
 
 @pytest.mark.long
-def test_without_a_c_compiler_calls_open_nothing_and_start_nothing(run_python):
+def test_without_a_c_compiler_calls_start_nothing(run_python):
     found, stderr = counted(run_python, CC="/nonexistent")
     assert (found["seen"], found["loaded"]) == ({}, False)
     assert "no C compiler" in stderr and len(stderr.splitlines()) == 1
 
 
 @pytest.mark.long
-def test_where_no_memory_may_be_made_executable_calls_go_through_python(run_python):
+def test_without_executable_memory_calls_go_through_python(run_python):
     found, stderr = counted(run_python, NO_CODE)
     assert (found["seen"], found["runtimes"]) == ({}, 0)
     assert "this system allows no executable memory" in stderr
 
 
 @pytest.mark.long
-def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python):
+def test_errors_and_gradients_are_right_before_the_runtime(run_python):
     done = run_python(
         "import torch\n"
         "from jitkern.runtime import builds\n"
@@ -133,7 +133,7 @@ print(json.dumps({
 
 
 @pytest.mark.long
-def test_a_thousand_constants_leave_few_plans_and_a_steady_one_is_served(run_python):
+def test_a_thousand_constants_leave_few_programs(run_python):
     for _ in range(2):
         done = run_python(CONSTANTS)
         assert done.returncode == 0, done.stderr

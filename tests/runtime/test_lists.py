@@ -147,7 +147,7 @@ def test_a_tensor_that_no_table_takes_is_refused_with_its_place(total):
 
 
 @pytest.mark.long
-def test_dense_tensors_are_taken_in_any_order_of_their_dimensions(declare):
+def test_dense_tensors_may_have_any_order_of_dimensions(declare):
     def launch(k, xs, a):
         out = torch.zeros((), dtype=torch.float64)
         for table in k.tables(xs, dense=True):

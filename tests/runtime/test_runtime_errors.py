@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ typed errors
 
 
-def test_the_public_op_raises_not_cached_with_its_attributes_and_torch_its_text(scale):
+def test_not_cached_has_its_attributes_and_its_text_in_torch(scale):
     op = scale()
     with config.using(compile="never"):
         with pytest.raises(NotCached) as typed:
@@ -32,9 +32,7 @@ def test_the_public_op_raises_not_cached_with_its_attributes_and_torch_its_text(
 
 
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
-def test_the_public_op_raises_compile_error_with_its_attributes_and_torch_its_text(
-    declare, needs_grad
-):
+def test_a_compile_error_has_attributes_and_its_text_in_torch(declare, needs_grad):
     op = declare("(Tensor x) -> Tensor", "nonsense;", lambda k, x: k.scale(x) or x.clone())
     if needs_grad:
         op.backward(lambda grad: grad)
@@ -62,7 +60,7 @@ def test_the_public_op_raises_launch_error_and_torch_its_text(declare):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError, KeyError, MemoryError])
 @pytest.mark.parametrize("text", [(), ("a reason",)], ids=["bare", "said"])
-def test_what_a_launch_function_raises_reaches_the_caller_of_the_public_op(declare, kind, text):
+def test_what_a_launch_function_raises_reaches_the_caller(declare, kind, text):
     def launch(k, x):
         raise kind(*text)
 
@@ -75,7 +73,7 @@ def test_what_a_launch_function_raises_reaches_the_caller_of_the_public_op(decla
             op.overload(X)
 
 
-def test_ctrl_c_in_an_op_that_torch_calls_passes_those_who_catch_errors(declare):
+def test_ctrl_c_passes_those_who_catch_errors(declare):
     def launch(k, x):
         raise KeyboardInterrupt
 
@@ -131,7 +129,7 @@ def test_an_error_in_a_backward_keeps_its_type(declare, square):
         result.sum().backward()
 
 
-def test_an_error_of_torchs_own_is_not_mistaken_for_an_earlier_one(declare):
+def test_an_error_of_torch_is_not_taken_for_an_earlier_one(declare):
     def launch(k, x):
         raise ValueError
 

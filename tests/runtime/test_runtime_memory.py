@@ -94,14 +94,14 @@ def test_failing_calls_leave_nothing_behind(many, way, args):
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_failing_calls_of_an_op_with_no_variant_yet_leave_nothing_behind(many, way):
+def test_failing_calls_without_a_variant_leave_nothing(many, way):
     assert_flat(failing(through(many, way), X, X, 4, 2.5, True, 13, 0.5))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
-def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, needs_grad):
+def test_failing_calls_of_a_differentiable_op_leave_nothing(square, way, needs_grad):
     op = warmed(square(), X)
     x = torch.ones(1, 1, 1, 1, 1, requires_grad=needs_grad)
     assert_flat(failing(through(op, way), x))
@@ -173,7 +173,7 @@ def test_an_allocation_that_fails_raises_torchs_own_error(declare, way):
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_inplace_launch_is_not_repeated_where_an_allocation_after_it_fails(inc, way, warm):
+def test_an_inplace_launch_is_not_repeated_after_a_failure(inc, way, warm):
     if warm:
         warmed(inc, torch.zeros(1), 1)
     x = torch.zeros(3)
@@ -188,7 +188,7 @@ def test_an_error_after_a_launch_leaves_nothing_behind(inc):
     assert_flat(failing(inc, torch.zeros(3), 2**46), 400)
 
 
-def test_autograd_notices_an_inplace_launch_whose_call_failed_after_it(inc):
+def test_autograd_notices_a_failed_calls_inplace_launch(inc):
     warmed(inc, torch.zeros(1), 1)
     e = torch.ones(1, requires_grad=True).exp()
     saves = e.square()
@@ -207,7 +207,7 @@ extern "C" void total(double *out, T *const *data, const long *numel, long count
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["sum", "bad"], ids=["served", "refused"])
-def test_lists_strings_and_results_that_may_be_none_leave_nothing(declare, mode):
+def test_lists_strings_and_optional_results_leave_nothing(declare, mode):
     def launch(k, xs, mode, more, want):
         out = torch.zeros((), dtype=torch.float64)
         torch._check(mode != "bad", lambda: "bad mode")

@@ -112,7 +112,7 @@ def test_a_dispatch_mode_sees_the_backwards_op(square):
 
 @pytest.mark.long
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
-def test_a_tensor_subclass_sees_the_op_and_its_parts_are_computed(scale, square, needs_grad):
+def test_a_tensor_subclass_sees_the_op_and_its_parts(scale, square, needs_grad):
     from torch.testing._internal.two_tensor import TwoTensor
 
     for op, reference in ((scale(), lambda x: 2 * x), (square(), lambda x: x * x)):
@@ -208,7 +208,7 @@ def test_forward_mode_on_a_warm_op_has_the_tangent(square):
 
 
 @pytest.mark.long
-def test_a_backward_that_calls_another_op_is_differentiated_twice(square):
+def test_a_backward_by_another_op_is_differentiated_twice(square):
     op = square()
     warmed(op, X.double())
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)

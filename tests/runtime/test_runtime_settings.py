@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ settings, bounds, damage
 
 
-def test_a_variant_serves_only_under_the_preference_it_was_traced_under(scale):
+def test_a_variant_serves_under_its_preference_alone(scale):
     op = warmed(scale(), X)
     before = misses(op)
     with config.using(prefer="nvrtc"):
@@ -67,7 +67,7 @@ def test_a_preference_counts_in_its_own_thread_alone(scale):
 
 
 @pytest.mark.long
-def test_calls_that_a_stub_serves_are_recorded_in_a_block_that_records(scale, tmp_path):
+def test_calls_of_programs_are_recorded_in_a_recording_block(scale, tmp_path):
     op = warmed(scale(), X)
     before = misses(op)
     with config.using(record=tmp_path / "calls"):
@@ -110,7 +110,7 @@ VARIANTS = int(
 )
 
 
-def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(declare, monkeypatch):
+def test_an_op_whose_programs_keep_changing_has_a_bound(declare, monkeypatch):
     monkeypatch.setattr(variants, "EVER", 5)
 
     def launch(k, x):
@@ -129,9 +129,7 @@ def test_an_op_whose_programs_keep_changing_takes_a_bounded_number_of_them(decla
 
 
 @pytest.mark.long
-def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
-    declare, caplog, monkeypatch
-):
+def test_past_the_bound_the_oldest_goes_with_one_warning(declare, caplog, monkeypatch):
     monkeypatch.setattr(variants, "CONSTANTS", 2 * VARIANTS)
 
     def launch(k, x):
@@ -156,7 +154,7 @@ def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
 
 
 @pytest.mark.long
-def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
+def test_what_was_refused_while_off_is_compiled_later(scale):
     op = scale()
     op(X.double())  # compiles both kernels
     other = scale()
@@ -171,7 +169,7 @@ def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
 
 
 @pytest.mark.long
-def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
+def test_the_most_arguments_and_results_are_served(declare):
     def launch(k, *xs):
         outs = [torch.empty_like(x) for x in xs[: signature.MAX_RETURNS]]
         for i, out in enumerate(outs):
@@ -212,7 +210,7 @@ PYTHON, LINKED = "False False", "True True"  # who served the second call
 
 
 @pytest.mark.long
-def test_a_process_that_starts_before_the_runtime_exists_builds_it_for_itself_and_the_next(
+def test_a_process_builds_the_runtime_for_itself_and_the_next(
     run_python,
 ):
     first, second, third = (run_python(CALL) for _ in range(3))
@@ -223,7 +221,7 @@ def test_a_process_that_starts_before_the_runtime_exists_builds_it_for_itself_an
 
 
 @pytest.mark.long
-def test_without_a_c_compiler_the_python_launcher_serves_and_says_so_once(run_python):
+def test_without_a_c_compiler_python_launches_and_says_so_once(run_python):
     assert run_python(CALL, CC="/nonexistent").returncode == 0  # c++ compiles the kernel
     done = run_python(CALL, CC="/nonexistent")
     assert done.stdout == f"{PYTHON} 0 0\n"
@@ -239,7 +237,7 @@ def test_a_cached_runtime_serves_calls_that_nobody_prepared(with_runtime, enviro
 
 
 @pytest.mark.long
-def test_compiling_off_and_no_runtime_cached_the_python_launcher_serves(run_python):
+def test_without_runtime_and_compiling_off_python_launches(run_python):
     assert run_python(CALL, CC="/nonexistent").returncode == 0
     done = run_python(CALL, JITKERN_COMPILE="never")
     assert (done.stdout, done.stderr) == (f"{PYTHON} 0 0\n", "")
@@ -280,7 +278,7 @@ def branching(k, x):
 
 
 @pytest.mark.long
-def test_calls_that_no_program_serves_keep_none_from_others_of_their_class(declare):
+def test_calls_that_no_program_serves_keep_none_from_others(declare):
     op = declare("(Tensor x) -> Tensor", SCALE, branching)
     for size in range(100, 110):
         op(torch.ones(size))

@@ -61,7 +61,7 @@ def appended(monkeypatch):
 
 
 @pytest.mark.long
-def test_eight_threads_from_cold_compute_right_and_make_each_variant_once(scale, square, appended):
+def test_eight_threads_make_each_variant_once(scale, square, appended):
     plain, differentiable = scale(), square()
 
     def work(seed):

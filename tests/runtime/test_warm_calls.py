@@ -100,7 +100,7 @@ def recalled(package) -> Package:
 
 
 @pytest.mark.long
-def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
+def test_a_second_process_needs_no_search_and_no_compiler(package):
     assert package.call() == (2.0, False)
     assert len(package.records) == 1
     names = {f"jitkern.{name}" for name in LOOKUP}
@@ -116,7 +116,7 @@ def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
 
 
 @pytest.mark.long
-def test_a_record_serves_calls_of_other_sizes_and_numbers_of_the_class(recalled):
+def test_a_record_serves_other_sizes_and_numbers_of_the_class(recalled):
     assert recalled.call(n=7) == (14.0, True)
     assert recalled.compiles == 0
 
@@ -169,7 +169,7 @@ def test_an_edit_is_never_answered_by_a_record(recalled, edit):
 
 
 @pytest.mark.long
-def test_a_link_that_leads_elsewhere_is_never_answered_by_a_record(package):
+def test_a_link_that_leads_elsewhere_is_answered_by_no_record(package):
     header = package.folder / "headers" / "factor.h"
     header.unlink()
     header.symlink_to(package.write("two.h", "#define FACTOR 2\n"))
@@ -259,7 +259,7 @@ def test_other_settings_do_not_share_a_record_where_they_matter(recalled):
     ],
     ids=["environment", "a path in a flag", "a macro's include"],
 )  # fmt: skip
-def test_where_more_than_files_decides_the_inputs_of_the_key_are_compared(package, source, text):
+def test_where_more_than_files_decides_key_inputs_are_compared(package, source, text):
     package.write(
         "recalled.py", KERNEL.format(source=source.replace("{folder}", str(package.folder)))
     )
@@ -305,7 +305,7 @@ def test_records_of_a_layer_serve_and_nothing_is_written(package, tmp_path):
 
 
 @pytest.mark.long
-def test_a_record_serves_a_package_and_a_cache_that_lie_elsewhere(recalled, tmp_path):
+def test_a_record_serves_a_package_and_cache_that_moved(recalled, tmp_path):
     """No absolute path is in it: it is as good in a bundle or a wheel."""
     moved = tmp_path / "moved"
     shutil.copytree(recalled.folder, moved / "package")
@@ -357,7 +357,7 @@ def test_many_threads_make_the_first_call_at_once(recalled):
 
 
 @pytest.mark.long
-def test_a_cache_that_cannot_be_written_serves_by_its_records_and_gets_none(recalled):
+def test_a_closed_cache_serves_by_its_records_and_gets_none(recalled):
     for folder, _, _ in os.walk(recalled.cache):
         os.chmod(folder, 0o555)
     assert recalled.call() == (2.0, True)
@@ -386,7 +386,7 @@ def test_a_file_that_changes_while_a_record_is_kept_leaves_none(package):
 
 
 @pytest.mark.long
-def test_a_link_out_of_a_folder_is_followed_as_the_compiler_follows_it(package):
+def test_a_link_out_of_a_folder_is_followed_as_compilers_do(package):
     """`../` in a header behind a link leads elsewhere than in the path as it is written."""
     shutil.rmtree(package.folder / "headers")
     package.write("real/common.h", "#define FACTOR 2\n")
@@ -401,7 +401,7 @@ def test_a_link_out_of_a_folder_is_followed_as_the_compiler_follows_it(package):
 
 
 @pytest.mark.long
-def test_a_header_that_jitkern_includes_for_a_type_is_one_of_its_files(package):
+def test_a_header_included_for_a_type_is_one_of_its_files(package):
     package.write("recalled.py", KERNEL.format(source='"kernels/k.cpp", include=["headers"]'))
     half = "torch.set_default_dtype(torch.float16)"
     assert package.call(half) == (2.0, False)
@@ -412,7 +412,7 @@ def test_a_header_that_jitkern_includes_for_a_type_is_one_of_its_files(package):
 
 
 @pytest.mark.long
-def test_code_of_jitkern_that_is_newer_than_what_runs_finds_no_record(recalled):
+def test_code_that_is_newer_than_what_runs_finds_no_record(recalled):
     newer = "from jitkern.runtime import code_version; code_version.IMPORTED = 0"
     assert recalled.call(newer) == (2.0, False)
     assert len(recalled.records) == 1

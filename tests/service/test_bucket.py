@@ -41,7 +41,7 @@ def indexed(client):
 
 
 @pytest.mark.long
-def test_an_index_names_bundles_that_are_there_and_hold_what_it_lists(client):
+def test_an_index_names_bundles_that_hold_what_it_lists(client):
     assert indexed(client) == Index(loose=False)
     client.build(VEC_ADD)
     index = indexed(client)

@@ -55,7 +55,7 @@ def jitkern(*arguments, cwd, **environment):
 
 
 @pytest.mark.long
-def test_a_machine_without_a_toolchain_computes_with_what_it_gets(tmp_path):
+def test_a_machine_without_a_toolchain_computes_with_bundles(tmp_path):
     other = {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "PATH": "", "JITKERN_COMPILE": "never"}
     with serving("jitkern", cwd=tmp_path) as (process, url):
         done = jitkern("-c", MACHINE_WITHOUT_TOOLS, url, cwd=tmp_path, **other)

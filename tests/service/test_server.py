@@ -231,7 +231,7 @@ def test_a_line_is_told_for_each_request(serve):
     assert "'GET /healthz HTTP/1.1' 200 3 bytes" in lines[0]
 
 
-def test_no_request_can_write_a_line_of_the_log_or_a_code_of_the_terminal(serve):
+def test_no_request_can_write_a_log_line_or_a_terminal_code(serve):
     lines = []
     raw(serve(tell=lines.append), b"GET /\x1b[2J\rforged HTTP/1.0\r\n\r\n")
     until(lambda: lines)
@@ -374,9 +374,7 @@ def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_recording_is_bounded_however_many_kernels_clients_think_of(
-    serve, tmp_path, monkeypatch, caplog
-):
+def test_a_recording_is_bounded_whatever_clients_ask_for(serve, tmp_path, monkeypatch, caplog):
     path = tmp_path / "calls"
     monkeypatch.setattr(recorder, "MOST_BYTES", 1000)
     for known in (False, True):  # also by a server that takes the file over

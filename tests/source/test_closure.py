@@ -72,7 +72,7 @@ def test_what_flags_search_of_the_system_goes_with_the_compiler(folder):
 
 
 @pytest.mark.parametrize("appears", ["first", "second"])
-def test_a_header_that_may_hide_another_one_of_a_flags_directories_is_in(folder, appears):
+def test_a_header_that_may_hide_a_flags_one_is_in(folder, appears):
     for name in ("first", "second"):
         (folder.parent / name).mkdir()
     (folder.parent / "second" / "x.h").write_text("")
@@ -96,7 +96,7 @@ def test_a_file_that_a_flag_names_by_its_path_is_in(folder, tmp_path, flag):
     assert closure_of(source).files != before.files
 
 
-def test_a_shared_library_that_a_flag_names_is_not_read_and_a_plugin_is(folder, tmp_path):
+def test_a_flags_shared_library_is_not_read_and_a_plugin_is(folder, tmp_path):
     (tmp_path / "x.so").write_bytes(b"\x7fELF" + bytes(12) + b"\3\0")
     library, plugin = (
         labels(Cuda("k.cu", folder=str(folder), flags=[f"{flag}{tmp_path}/x.so"]))
@@ -123,7 +123,7 @@ def test_what_the_assembler_reads_is_in(folder, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["#ifdef __has_include", "#if defined(__has_include)"])
-def test_asking_whether_the_compiler_has_has_include_asks_for_no_file(folder, line):
+def test_asking_for_has_include_itself_asks_for_no_file(folder, line):
     (folder / "other.cuh").write_text("")
     (folder / "near.cuh").write_text(f"{line}\n#endif")
     assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
@@ -305,7 +305,7 @@ def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
         ("", {"flags": ["-include", "../../a/far/x.h"]}),
     ],
 )
-def test_a_tree_with_a_far_header_has_the_same_labels_at_another_place(tmp_path, line, declared):
+def test_a_far_header_has_the_same_label_at_another_place(tmp_path, line, declared):
     closures = []
     for place in ("one", "deep/er/two"):
         folder, far = tmp_path / place / "kernels" / "k", tmp_path / place / "a" / "far"
@@ -323,7 +323,7 @@ def test_a_tree_with_a_far_header_has_the_same_labels_at_another_place(tmp_path,
     assert len(closures[0].files) > 1
 
 
-def test_a_far_header_that_a_flag_names_by_its_path_has_the_label_of_its_root(folder, tmp_path):
+def test_a_far_header_in_a_flag_has_its_roots_label(folder, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "x.h").write_text("")
     far = str(tmp_path / "far")
@@ -369,7 +369,7 @@ def test_triton_follows_imports_of_its_package_only(tmp_path):
     assert found == ["../../common.py", "../../deep.py", "helper.py", "k.py"]
 
 
-def test_python_of_jitkern_itself_is_followed_within_its_kernels_alone(folder):
+def test_jitkerns_own_python_is_followed_in_kernels_alone(folder):
     """Its version tells of the rest, which has hundreds of files."""
     shipped = Triton(
         "kernel.py",
@@ -389,7 +389,7 @@ def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
         check(source, closure, [stray], ["/usr/include"], "ns::k")
 
 
-def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp_path):
+def test_a_header_behind_a_versioned_one_must_be_covered(folder, tmp_path):
     (folder / "config.h").write_text("")
     library = Include(str(tmp_path / "library"), version="1")
     source = Cuda("k.cu", folder=str(folder), include=[library])
@@ -400,7 +400,7 @@ def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp
     check(source, closure_of(source), opened, [], "ns::k")
 
 
-def test_float16_h_is_found_by_any_cpp_source_under_the_same_label(tmp_path, monkeypatch):
+def test_float16_h_has_one_label_for_all_cpp_sources(tmp_path, monkeypatch):
     site = tmp_path / "site"
     shared = site / "jitkern" / "kernels_src" / "include"
     monkeypatch.setattr("jitkern.source.closure.shared_include", lambda: str(shared))

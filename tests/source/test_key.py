@@ -108,7 +108,7 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(
     assert keys[0][1] != keys[1][1]
 
 
-def test_the_processor_is_in_the_key_where_a_linkers_flag_depends_on_it(tmp_path, monkeypatch):
+def test_a_linker_flag_may_put_the_processor_into_the_key(tmp_path, monkeypatch):
     (tmp_path / "k.cpp").touch()
     flags = {"flags": ["-flto"], "ldflags": ["-flto", "-march=native"]}
     sources = [
@@ -142,7 +142,7 @@ def test_the_processor_is_in_the_key_where_a_linkers_flag_depends_on_it(tmp_path
         ("-arch=sm_90 -Dnative", "", ""),
     ],
 )
-def test_the_gpus_and_the_processor_are_in_the_key_where_nvccs_flags_depend_on_them(
+def test_nvcc_flags_may_put_gpus_and_processor_into_the_key(
     flags, elsewhere, changed, tmp_path, monkeypatch
 ):
     """`elsewhere` is the text of a response file, or of a variable where the flags name none."""

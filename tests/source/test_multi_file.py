@@ -161,7 +161,7 @@ def test_flags_of_a_unit_reach_the_compiler(folder):
         ("extern __device__ float table[4];", r"uses `table`, which plain\.cu defines"),
     ],
 )
-def test_what_another_unit_defines_is_an_error_that_says_what_to_do(source, folder, declared, says):
+def test_what_another_unit_defines_is_an_error_with_a_remedy(source, folder, declared, says):
     (folder / "plain.cu").write_text(
         "__device__ float helper(float x) { return x; }\n__device__ float table[4];\n"
     )
@@ -199,7 +199,7 @@ def test_functions_of_several_cpp_files_run(cpp):
     assert x.tolist() == [14, 14, 14]
 
 
-def test_a_function_of_another_cpp_unit_is_an_error_that_says_what_to_do(cpp):
+def test_a_function_of_another_cpp_unit_is_an_error(cpp):
     with pytest.raises(
         CompileError, match=r"`helper` is defined in helper\.cpp.* put it in a head"
     ):
@@ -259,7 +259,7 @@ def opened():
 
 
 @needs_nvrtc
-def test_headers_of_a_versioned_root_are_not_read_and_its_version_counts(versioned, opened):
+def test_a_versioned_roots_version_stands_for_its_headers(versioned, opened):
     def read():
         return [path for path in opened if path.startswith(str(versioned.library))]
 
@@ -273,7 +273,7 @@ def test_headers_of_a_versioned_root_are_not_read_and_its_version_counts(version
 
 
 @needs_nvrtc
-def test_a_versioned_header_that_opens_an_unversioned_one_is_refused(versioned, folder):
+def test_a_versioned_header_may_open_versioned_ones_alone(versioned, folder):
     (versioned.library / "h49.h").write_text('#include "unused.cuh"\n#define H49 1\n')
     with pytest.raises(CompileError, match=r"opened .*unused\.cuh, which the cache key does not"):
         jit.ensure(variant(versioned("1"), "plain"), TARGET)

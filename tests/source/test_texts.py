@@ -52,7 +52,7 @@ def test_a_text_has_one_key_wherever_it_is_declared(tmp_path):
     assert jit.key_of(Variant("x::scale", other, "scale"), target).digest not in keys
 
 
-def test_a_text_includes_headers_beside_the_file_that_declares_it(tmp_path):
+def test_a_text_includes_headers_beside_its_declaration(tmp_path):
     (tmp_path / "two.h").write_text("#define TWO 2\n")
     text = '#include "two.h"\n' + _SCALE.replace("2 *", "TWO *")
     source = Cpp(text=text, folder=str(tmp_path))
@@ -160,7 +160,7 @@ def _compiled(variables, name="scale"):
 
 
 @pytest.mark.long
-def test_a_triton_function_of_a_cell_is_compiled_with_what_it_uses():
+def test_a_cells_triton_function_is_compiled_with_what_it_uses():
     pytest.importorskip("triton")
     variables = _cell("<triton 1>", _TRITON, {"__name__": "__main__"})
     first = _compiled(_cell("<triton 2>", _KERNEL, variables))
@@ -208,7 +208,7 @@ def test_a_triton_function_without_a_text_is_refused():
         Triton(type("Jit", (), {"fn": staticmethod(variables["times"])})())
 
 
-def test_a_function_that_is_called_as_a_builtin_is_not_that_builtin():
+def test_a_function_called_like_a_builtin_is_no_builtin():
     pytest.importorskip("triton")
     text = _TRITON + "@triton.jit\ndef max(a, b):\n    return a * 100 + b\n"
     text += _KERNEL.replace("times(", "max(1.0, ")

@@ -141,7 +141,7 @@ def test_a_service_whose_answers_get_lost_builds_once(tmp_path):
 
 
 @pytest.mark.parametrize("after", [0.02, 0.3, 2.0])
-def test_a_service_that_is_killed_costs_compiles_and_nothing_else(after, tmp_path):
+def test_a_service_that_is_killed_costs_compiles_alone(after, tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "jitkern", "serve", "jitkern", "-q"]
     service = subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,

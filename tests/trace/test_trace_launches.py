@@ -160,7 +160,7 @@ def test_what_is_done_in_place_is_done_to_the_argument(subject, name):
 
 
 @pytest.mark.long
-def test_an_in_place_change_is_not_made_twice_where_a_later_allocation_fails(subject):
+def test_a_failed_allocation_repeats_no_in_place_change(subject):
     def launch(k, x, n):
         k.add(x, x.numel(), 1.0)
         return torch.empty(n)
@@ -274,7 +274,7 @@ BAD = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("x", "n", "kind", "says"), BAD, ids=["size", "number", "rank", "typed"])
-def test_the_authors_error_reaches_the_caller_with_what_was_given(subject, x, n, kind, says):
+def test_an_authors_error_reaches_the_caller(subject, x, n, kind, says):
     tested = subject("(Tensor x, int n) -> Tensor", check)
     tested.learns(torch.ones(3, 4), 2)
     with pytest.raises(kind, match=says) as typed:

@@ -110,7 +110,7 @@ def test_integers_are_computed_as_python_computes_them(subject, name):
 
 
 @pytest.mark.long
-def test_an_odd_first_call_does_not_keep_the_others_from_being_served(subject):
+def test_an_odd_first_call_keeps_no_other_from_being_served(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n * n // n))
     tested.asks_python(E, 2**40)
     tested.learns(E, 5)
@@ -168,7 +168,7 @@ def test_floats_are_computed_as_python_computes_them(subject, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("n", [2**53 + 1, -(2**53) - 1, TOP, BOTTOM], ids=str)
-def test_an_integer_that_is_not_exact_as_a_float_is_rounded_as_python_rounds_it(subject, n):
+def test_an_inexact_integer_is_rounded_as_python_rounds_it(subject, n):
     tested = subject(
         "(Tensor x, int n) -> Tensor",
         lambda k, x, n: reals(k, n / 3, n * 0.5, n, float(n < 2.0**53)),
@@ -188,7 +188,7 @@ def test_a_sum_of_floats_is_rounded_as_python_rounds_it(subject, monkeypatch, ro
 
 
 @pytest.mark.long
-def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
+def test_numbers_are_narrowed_as_python_narrows_them(subject):
     def launch(k, x, n, f, b):
         out = torch.empty(4, dtype=torch.float64)
         k.narrow(out, n, n, f, b)
@@ -204,7 +204,7 @@ def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
 
 
 @pytest.mark.long
-def test_a_tensor_that_torch_negates_when_it_is_read_reaches_a_kernel_negated(subject):
+def test_a_negated_tensor_reaches_a_kernel_negated(subject):
     tested = subject("(Tensor x) -> Tensor", gathered)
     plain, z = torch.ones(2), torch.tensor([1 + 2j, 3 + 4j])
     tested.learns(plain)
@@ -225,7 +225,7 @@ def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):
 
 
 @pytest.mark.long
-def test_one_variant_serves_every_number_that_takes_the_same_branches(subject):
+def test_one_variant_serves_numbers_that_branch_alike(subject):
     tested = subject(
         "(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, n * 2, f * n, f)
     )

@@ -191,9 +191,7 @@ def mixed(tmp_path_factory):
     b=st.none() | st.floats(-100, 100),
     lead=st.integers(0, 3),
 )
-def test_a_launch_function_of_everything_is_the_same_for_any_arguments(
-    mixed, pair, weighted, n, a, b, lead
-):
+def test_launch_functions_are_the_same_for_any_arguments(mixed, pair, weighted, n, a, b, lead):
     x, w = pair
     total = torch.arange(lead + 2.0, dtype=torch.float64)[lead:]
     agrees_with_its_reference(mixed, total, x, w if weighted else None, n, a, b)
@@ -206,7 +204,7 @@ def test_a_launch_function_of_everything_is_the_same_for_any_arguments(
     w=of_one_shape([torch.float32, torch.float64], 1),
     n=st.integers(-9, 9),
 )
-def test_a_launch_function_of_everything_refuses_what_python_refuses(mixed, x, w, n):
+def test_launch_functions_refuse_what_python_refuses(mixed, x, w, n):
     args = (torch.zeros(2, dtype=torch.float64), *x, *w, n, 0.5, None)
     for _ in range(2):
         mixed.agrees(*args)

@@ -438,9 +438,7 @@ def exercised(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_what_c_cannot_follow_is_answered_as_python_answers_it_and_the_op_says_where(
-    exercised, name, reverse
-):
+def test_what_c_cannot_follow_is_answered_as_in_python(exercised, name, reverse):
     made = exercised(MUTATIONS[name], CALLS[::-1] if reverse else CALLS)
     answered = []
     for call in CALLS[1:5]:
@@ -486,7 +484,7 @@ def test_what_c_always_leaves_to_python_is_not_traced_for_ever(tmp_path, monkeyp
 
 
 @pytest.mark.long
-def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path):
+def test_a_long_loop_is_refused_and_a_short_one_served(tmp_path):
     def launch(k, x, n):
         divisor = 2
         while n % divisor:

@@ -139,7 +139,7 @@ def test_a_view_reads_the_same_elements(subject, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", KEEPING_STRIDES)
-def test_a_view_has_the_sizes_strides_and_address_that_torch_gives_it(subject, name):
+def test_a_view_has_torchs_sizes_strides_and_address(subject, name):
     def launch(k, x):
         y = VIEWS[name](x)
         moved = y.data_ptr() - x.data_ptr() if y.numel() and "contiguous" not in name else 0

@@ -172,7 +172,7 @@ def test_what_is_rebound_is_seen_by_the_next_call(declare, name):
 
 
 @pytest.mark.long
-def test_a_variable_of_the_function_around_is_seen_when_it_changes(declare):
+def test_a_variable_of_an_outer_function_is_seen_to_change(declare):
     factor = 2.0
 
     def launch(k, x):
@@ -285,7 +285,7 @@ for _ in range(3):
 
 
 @pytest.mark.long
-def test_a_function_that_was_replaced_before_the_first_trace_is_seen(run_python):
+def test_a_function_replaced_before_the_first_trace_is_seen(run_python):
     result = run_python(REPLACED)
     assert not result.returncode, result.stderr
 
@@ -436,7 +436,7 @@ def asks_for_a_mode(k, x):
         (asks_for_a_mode, "`torch.is_grad_enabled` cannot be traced"),
     ],
 )
-def test_what_can_change_unseen_keeps_a_call_to_python_and_says_where(declare, launch, reason):
+def test_what_can_change_unseen_keeps_a_call_in_python(declare, launch, reason):
     op = declare(launch)
     for _ in range(3):
         assert value(op) == (2.0, False)
@@ -539,14 +539,14 @@ IS_WEIGHT = {
 
 @pytest.mark.parametrize("name", IS_WEIGHT)
 @pytest.mark.parametrize("same_first", [False, True])
-def test_whether_an_argument_is_a_tensor_of_the_module_is_told_apart(declare, name, same_first):
+def test_an_argument_that_is_a_tensor_of_the_module_is_noticed(declare, name, same_first):
     op = declare(IS_WEIGHT[name])
     for x in (WEIGHT, torch.ones(2)) if same_first else (torch.ones(2), WEIGHT):
         for _ in range(3):
             assert value(op, x)[0] == (7.0 if x is WEIGHT else 1.0)
 
 
-def test_a_launch_function_that_compares_no_objects_has_one_program_for_tensors_given_twice(
+def test_tensors_given_twice_need_no_program_of_their_own(
     declare,
 ):
     op = declare(lambda k, x, y: scaled(k, x, 2.0), "(Tensor x, Tensor y) -> Tensor")
@@ -600,7 +600,7 @@ ANSWERS = {  # a number of x and n, the first call and a later one, and the answ
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_tensor_and_a_number_are_in_a_trace_what_they_are_in_python(declare, name):
+def test_tensors_and_numbers_are_traced_as_in_python(declare, name):
     compute, first, later, expected = ANSWERS[name]
     op = declare(lambda k, x, n: scaled(k, x, compute(x, n)), "(Tensor x, int n) -> Tensor")
     value(op, first, 3)
@@ -631,7 +631,7 @@ def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
 
 
 @pytest.mark.long
-def test_what_is_being_traced_of_an_earlier_launch_function_never_serves(declare, monkeypatch):
+def test_a_trace_of_an_earlier_launch_function_never_serves(declare, monkeypatch):
     op, trace = declare(lambda k, x: scaled(k, x, 2.0)), specializer.trace
 
     def trace_late(*rest):
@@ -646,7 +646,7 @@ def test_what_is_being_traced_of_an_earlier_launch_function_never_serves(declare
 
 
 @pytest.mark.long
-def test_configurations_declared_again_are_the_ones_that_are_taken(declare):
+def test_configurations_declared_again_are_taken(declare):
     op = declare(lambda k, x: scaled(k, x, k.config["f"]))
     op.tune("cpu")(lambda x: [{"f": 2.0}])
     serves(op, 2.0)

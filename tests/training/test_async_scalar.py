@@ -65,7 +65,7 @@ def copying(monkeypatch):
     return lambda value: torch.tensor(value).as_subclass(OnAGpu)
 
 
-def test_the_newest_value_that_ended_is_polled_and_older_ones_are_dropped(copying):
+def test_the_newest_ended_value_is_polled_older_ones_go(copying):
     scalar = jitkern.AsyncScalar()
     for value in (1.0, 2.0, 3.0, 4.0):
         scalar.put(copying(value))

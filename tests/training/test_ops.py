@@ -185,7 +185,7 @@ def test_codes_are_kept_beside_each_other(device):
 
 
 @each_device
-def test_what_is_no_flag_no_code_and_no_tensor_of_floats_is_named(device):
+def test_what_is_no_flag_code_or_tensor_of_floats_is_named(device):
     x, flag = torch.ones(3, device=device), no_flag(device)
     for bad, message in (
         ((x, flag.long()), "flag must be one int32, got torch.int64"),
@@ -231,7 +231,7 @@ def test_a_list_with_a_tensor_of_integers_is_refused(device):
 
 
 @each_device
-def test_a_tensor_with_gaps_is_refused_and_one_in_another_order_is_not(device):
+def test_a_tensor_with_gaps_is_refused_another_order_is_not(device):
     x = torch.zeros(6, 4, device=device)
     flag = no_flag(device)
     jitkern.ops.nonfinite_flag_([x, x.T], flag)

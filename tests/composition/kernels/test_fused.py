@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_parts(device):
 
 
 @pytest.mark.long
-def test_arguments_by_name_optional_ones_defaults_and_configurations():
+def test_arguments_have_names_defaults_and_configurations():
     x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8)
     composed = jitkern_norms.by_name >> jitkern_norms.bias >> jitkern_norms.halved
     for given in (None, weight):

@@ -43,7 +43,7 @@ def test_the_kernel_is_one_and_can_be_read():
     assert lines.count("tl.load") == lines.count("tl.store") == 2
 
 
-def test_parameters_may_be_called_like_functions_and_like_variables_of_the_kernel():
+def test_parameters_may_be_called_like_functions_and_variables():
     assert jitkern_chains.clashing.schema.endswith(
         "(Tensor x, float factor, Tensor scale_1, Tensor count_1) -> Tensor"
     )
