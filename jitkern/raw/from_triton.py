@@ -169,7 +169,7 @@ def _definition_of(function: Any) -> tuple[Path | None, str, str]:
 
     Raises DeclarationError.
     """
-    plain = source.triton_function.inner(function)
+    plain = source.triton_decorators.inner(function)
     if not hasattr(plain, "__code__"):
         raise DeclarationError(f"{function!r} is not a Triton function; {_NAMED_AS}")
     if not source.triton_function.in_file(plain):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         cpp_text as cpp_text,
         defining_file as defining_file,
         dtypes as dtypes,
+        global_names as global_names,
         includes as includes,
         kinds as kinds,
         provenance as provenance,

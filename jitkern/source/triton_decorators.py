@@ -140,10 +140,34 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class Standin:
+class Unknown:
+    """Stands for a value that a text did not give when it was run: each use of it raises `why`."""
+
+    def __init__(self, why: BaseException) -> None:
+        self.why = why
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self.why
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise self.why
+
+
+_USES = """
+abs add and bool call contains delitem divmod enter eq exit float floordiv format ge getitem gt hash
+index int invert iter le len lshift lt mod mul ne neg next or pos pow radd rand rfloordiv rmod rmul
+ror round rpow rshift rsub rtruediv rxor setitem str sub truediv xor"""
+for _use in _USES.split():
+    setattr(Unknown, f"__{_use}__", Unknown._refuse)
+
+
+class Standin(Unknown):
     """A module of Triton, or anything in it, that has none of Triton's values."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(TypeError(f"the value of `{name}` is known to Triton alone"))
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
@@ -155,12 +179,6 @@ class Standin:
 
     def __repr__(self) -> str:
         return self._name
-
-    def _unknown(self, *_: object, **__: object) -> Any:
-        raise TypeError(f"the value of `{self._name}` is known to Triton alone")
-
-    __bool__ = __call__ = __eq__ = _unknown
-    __hash__ = None  # type: ignore[assignment]
 
 
 KNOWN: dict[str, Any] = {  # by their names in `triton`
@@ -230,6 +248,13 @@ def _named(listed: Iterable[Any], names: list[str]) -> frozenset[str]:
     return frozenset(names[v] if isinstance(v, int) else str(v) for v in listed)
 
 
+def inner(function: Any) -> Any:
+    """Return the Python function in a JITFunction and the decorators over it."""
+    while not hasattr(function, "__code__") and hasattr(function, "fn"):
+        function = function.fn
+    return function
+
+
 def unwrapped(function: Any) -> Any:
     """The function that `functools.wraps` was given, as `inspect` finds its source."""
     while hasattr(function, "__wrapped__"):
@@ -274,12 +299,12 @@ def _listed(heuristics: Iterable[Heuristic]) -> str:
 
 def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
     """Whether a value of a text that was run with stand-ins is what an import makes of it."""
-    if (id(a), id(b)) in seen or isinstance(a, Standin) or any(a is k for k in KNOWN.values()):
+    if (id(a), id(b)) in seen or isinstance(a, Unknown) or any(a is k for k in KNOWN.values()):
         return True
     seen.add((id(a), id(b)))
     if isinstance(a, type) or isinstance(b, type):
         return getattr(a, "__qualname__", "") == getattr(b, "__qualname__", "")
-    mine, theirs = _parts_of(a), _parts_of(b)
+    mine, theirs = parts_of(a), parts_of(b)
     if type(a).__qualname__ != type(b).__qualname__ or len(mine) != len(theirs):
         return False
     pairs = [*zip(mine, theirs)]
@@ -290,7 +315,7 @@ def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
     return all(_alike(x, y, seen) for x, y in pairs) and (bool(pairs) or _shown(a) == _shown(b))
 
 
-def _parts_of(value: Any) -> list[Any]:
+def parts_of(value: Any) -> list[Any]:
     """The values that a value is made of, as long as it is kept; [] of a plain value."""
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]

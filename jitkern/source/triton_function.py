@@ -13,26 +13,20 @@ import contextlib
 import inspect
 import math
 import os
+import symtable
 import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.source import texts, triton_decorators, triton_text
-from jitkern.source.triton_decorators import TRITON_OPTIONS
+from jitkern.source.triton_decorators import TRITON_OPTIONS, inner
 
 _PLAIN = (int, float, str, bool, type(None))
-
-
-def inner(function: Any) -> Any:
-    """Return the Python function in a JITFunction and the decorators over it."""
-    while not hasattr(function, "__code__") and hasattr(function, "fn"):
-        function = function.fn
-    return function
 
 
 def source_of(function: Any) -> tuple[str, dict[str, Any]]:
@@ -238,32 +232,13 @@ def written(function: types.FunctionType) -> str:
         ) from e
 
 
-def _names_in(text: str) -> Iterator[str]:
-    """Yield the globals that a function's source reads, each once; builtins are among them."""
-    (function,) = ast.parse(text).body
-    assert isinstance(function, ast.FunctionDef)
-    inside = [node for statement in function.body for node in ast.walk(statement)]
-    inside += ast.walk(function.args)
-    local = _bound_in(inside)
-    outside = [
-        node
-        for part in (*function.decorator_list, function.args, function.returns)
-        if part
-        for node in ast.walk(part)
-    ]
-    bound = _bound_in(outside) - {
-        argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
-    }
-    names = [n.id for n in outside if isinstance(n, ast.Name) and n.id not in bound]
-    names += [node.id for node in inside if isinstance(node, ast.Name) and node.id not in local]
-    yield from dict.fromkeys(names)
-
-
-def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names that arguments, assignments and loops among these nodes bind."""
-    nodes = list(nodes)
-    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+def _names_in(text: str) -> list[str]:
+    """The globals that a function's source reads; builtins are among them."""
+    scopes = [symtable.symtable(text, "", "exec")]
+    for scope in scopes:  # it grows
+        scopes += scope.get_children()
+    symbols = [symbol for scope in scopes for symbol in scope.get_symbols()]
+    return sorted({s.get_name() for s in symbols if s.is_global() and s.is_referenced()})
 
 
 def _name_in_triton(dtype: Any) -> str:

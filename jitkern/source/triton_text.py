@@ -1,7 +1,12 @@
-"""Read the text of a `@triton.jit` function for all that a launch needs, without Triton."""
+"""Read the text of a `@triton.jit` function for all that a launch needs, without Triton.
+
+The statements of the file are run, in their order, with stand-ins for Triton and without any other
+module (`PythonText`). A statement that fails leaves the names that it gives unknown.
+"""
 
 from __future__ import annotations
 
+import abc
 import ast
 import builtins
 import contextlib
@@ -9,7 +14,7 @@ import copy
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,9 @@ from jitkern.source.triton_decorators import (
     Heuristic,
     Standin,
     TritonConfig,
+    Unknown,
     UnsupportedDecorator,
+    inner,
     read,
     unwrapped,
 )
@@ -39,7 +46,7 @@ PURE = frozenset((  # modules whose results follow from arguments alone
     "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
     "itertools", "math", "operator", "types", "typing", "typing_extensions",
 ))  # fmt: skip
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class TritonFunction(NamedTuple):
@@ -76,23 +83,51 @@ class Functions(Mapping[str, TritonFunction]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
-        self._module = _Module(path, tree)
+        self._path = path
+        self._tree = tree
+        nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        self._listed = list(dict.fromkeys(node.name for node in nodes if is_kernel(node)))
         self._read: dict[str, TritonFunction] = {}
+
+    @functools.cached_property
+    def _names(self) -> dict[str, Any]:
+        text = _LaunchText(self._path)
+        text.run(self._tree)
+        return text.names
 
     def __getitem__(self, name: str) -> TritonFunction:
         if name not in self._read:
-            self._read[name] = self._module.function(name)
+            self._read[name] = self._function(name)
         return self._read[name]
 
     def decorators(self, name: str) -> Decorators:
         """Return the decorators of a function, as data. Raises KeyError and CompileError."""
-        return self._module.decorators(name)
+        value = self._names[name]
+        if isinstance(value, Unknown):
+            raise value.why
+        try:
+            return read(value)
+        except UnsupportedDecorator as e:
+            line = inner(value).__code__.co_firstlineno
+            raise CompileError(f"{self._path}({line}): error: {e}") from e
+        except TypeError:
+            raise KeyError(name) from None
+
+    def _function(self, name: str) -> TritonFunction:
+        found = self.decorators(name)
+        code = unwrapped(found.function).__code__
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+                lines = {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}
+                if code.co_firstlineno in lines:
+                    return _function(node, found, self._path)
+        raise CompileError(f"{self._path}: error: `{name}` is no function of this file")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._module.listed)
+        return iter(self._listed)
 
     def __len__(self) -> int:
-        return len(self._module.listed)
+        return len(self._listed)
 
 
 def functions(path: Path) -> Functions:
@@ -169,35 +204,50 @@ def _annotated(annotation: ast.expr | None) -> str:
     return kind and f"{'*' if pointer else ''}{kind}"
 
 
-class _Names(dict[str, Any]):
-    """The names that statements of a file gave a value; for a name that they failed to, why.
+class PythonText(abc.ABC):
+    """The names that the statements of a file give values, as far as they run.
 
-    Triton's own names are given to begin with: packages import them from elsewhere, too.
+    triton: Triton's own names. They are given to begin with: packages import them from elsewhere.
     """
 
-    def __init__(self, path: str) -> None:
-        given = {**KNOWN, "triton": Standin("triton"), "tl": Standin("triton.language")}
-        builtin = {**vars(builtins), "__import__": _imported}
-        super().__init__(given, math=math, __name__=Path(path).stem, __builtins__=builtin)
-        self._path = path
-        self._known = given.keys()
-        self._failures: dict[str, Exception] = {}
+    def __init__(self, path: str, names: dict[str, Any], triton: dict[str, Any]) -> None:
+        self.path = path
+        self.names = names
+        self._given = {**KNOWN, **triton}
         self._not_imported: set[str] = set()
+        builtin = {**vars(builtins), "__import__": self._import}
+        names.update(self._given, __builtins__=builtin)
 
-    def run(self, statement: _Statement) -> None:
-        """Run a statement; a failure counts where the names that it gives are read."""
-        node = statement.node
-        try:
-            if isinstance(node, ast.FunctionDef) and node.decorator_list:
-                self[node.name] = self._decorated(node)
-            else:
-                self._exec(node)
-        except Exception as e:  # noqa: BLE001
-            imports = isinstance(node, (ast.Import, ast.ImportFrom))
-            for name in statement.gives - (self._known if imports else set()):
-                self.pop(name, None)
-                self._failures[name] = e
-            self._not_imported |= statement.gives if imports else set()
+    def run(self, tree: ast.Module) -> None:
+        """Run the statements of the file."""
+        for node in tree.body:
+            try:
+                if isinstance(node, ast.FunctionDef) and node.decorator_list:
+                    self.names[node.name] = self._decorated(node)
+                else:
+                    self._exec(node)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:  # noqa: BLE001
+                self._fail(node, e)
+
+    @abc.abstractmethod
+    def _import(
+        self, name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        """Import for the statements."""
+
+    def _fail(self, node: ast.stmt, error: BaseException) -> None:
+        """Make the names unknown that a statement gives, as it failed."""
+        given = _given_by(node)
+        self.names.update(dict.fromkeys(given, Unknown(self._explained(error, node.lineno))))
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._not_imported |= given
+            self.names.update((name, self._given[name]) for name in given & self._given.keys())
+
+    @abc.abstractmethod
+    def _explained(self, error: BaseException, line: int) -> BaseException:
+        """Return an error of a line of the file as it is raised where its values are used."""
 
     def _decorated(self, node: ast.FunctionDef) -> Any:
         """The value of a decorated function.
@@ -205,218 +255,103 @@ class _Names(dict[str, Any]):
         A decorator that the file imports from elsewhere is Triton's if it has a name of Triton's,
         and else does nothing: the process that compiles sees whether that is so.
         """
-        plain = copy.copy(node)
-        plain.decorator_list = []
-        if _is_kernel(node):  # it is never called
-            plain.body, plain.args = [ast.Pass()], copy.deepcopy(node.args)
-            none = ast.Constant(None)
-            plain.args.defaults = [none for _ in node.args.defaults]
-            plain.args.kw_defaults = [default and none for default in node.args.kw_defaults]
-        self._exec(ast.fix_missing_locations(plain))
-        value = self[node.name]
+        value = self._undecorated(node)
         for decorator in reversed(node.decorator_list):
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
             expression = decorator
-            if root_of(called) in self._not_imported - self.keys():
+            root = next((n.id for n in ast.walk(called) if isinstance(n, ast.Name)), "")
+            if root in self._not_imported and isinstance(self.names[root], Unknown):
                 if (name := ast.unparse(called).rpartition(".")[2]) not in KNOWN:
                     continue
                 expression = ast.Name(name, ast.Load())
                 if isinstance(decorator, ast.Call):
                     expression = ast.Call(expression, decorator.args, decorator.keywords)
                 expression = ast.copy_location(expression, decorator)
-            with _explained(self._path, decorator.lineno):
+            try:
                 body = ast.fix_missing_locations(ast.Expression(expression))
-                value = eval(compile(body, self._path, "eval"), self)(value)  # noqa: S307  the kernel author's own code
+                value = eval(compile(body, self.path, "eval"), self.names)(value)  # noqa: S307  the kernel author's own code
+            except Exception as e:
+                raise self._explained(e, decorator.lineno) from e
         return value
 
+    def _undecorated(self, node: ast.FunctionDef) -> Any:
+        """The function below its decorators."""
+        plain = copy.copy(node)
+        plain.decorator_list = []
+        self._exec(plain)
+        return self.names[node.name]
+
     def _exec(self, node: ast.stmt) -> None:
-        exec(compile(ast.Module([node], []), self._path, "exec"), self)  # noqa: S102  the kernel author's own code
-
-    def __missing__(self, name: str) -> Any:
-        raise self._failures.get(name) or KeyError(name)
+        exec(compile(ast.Module([node], []), self.path, "exec"), self.names)  # noqa: S102  the kernel author's own code
 
 
-def _imported(
-    name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
-) -> Any:
-    """Import for a text that is read: modules whose results follow from arguments alone."""
-    top = name.partition(".")[0]
-    if top == "triton" and not level:
-        return Standin(name if fromlist else top)
-    if top in PURE and not level:
-        return __import__(name, names, local, fromlist)
-    line = sys._getframe(1).f_lineno
-    raise NotImported(f"line {line} imports a module, {'.' * level}{name}, which a launch does not")
+class _LaunchText(PythonText):
+    """A file as a launch reads it: with stand-ins for Triton, and modules that only compute."""
+
+    def __init__(self, path: str) -> None:
+        names = {"math": math, "__name__": Path(path).stem}
+        triton = {"triton": Standin("triton"), "tl": Standin("triton.language")}
+        super().__init__(path, names, triton)
+        self.names["__builtins__"]["print"] = lambda *_, **__: None  # an import prints
+
+    def _import(
+        self, name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        top = name.partition(".")[0]
+        if top == "triton" and not level:
+            return Standin(name if fromlist else top)
+        if top in PURE and not level:
+            return __import__(name, names, local, fromlist)
+        line = sys._getframe(1).f_lineno
+        told = f"line {line} imports a module, {'.' * level}{name}, which a launch does not"
+        raise NotImported(told)
+
+    def _undecorated(self, node: ast.FunctionDef) -> Any:
+        """The function below its decorators; a kernel, which is never called, with its names."""
+        if is_kernel(node):
+            node = copy.copy(node)
+            node.body, node.args = [ast.Pass()], copy.deepcopy(node.args)
+            none = ast.Constant(None)
+            node.args.defaults = [none for _ in node.args.defaults]
+            node.args.kw_defaults = [default and none for default in node.args.kw_defaults]
+            ast.fix_missing_locations(node)
+        return super()._undecorated(node)
+
+    def _explained(self, error: BaseException, line: int) -> BaseException:
+        if isinstance(error, CompileError):
+            return error
+        told = str(error)
+        if not isinstance(error, UnsupportedDecorator):
+            told = (
+                "a launch must evaluate this without importing Triton, and cannot: "
+                f"{type(error).__name__}: {error}"
+            )
+        return CompileError(f"{self.path}({line}): error: {told}")
 
 
 class NotImported(Exception):
     """A text that is read imports a module; no `except ImportError` of the text is to catch it."""
 
 
-@contextlib.contextmanager
-def _explained(path: str, line: int) -> Iterator[None]:
-    """Give an error of a text that is run its place. Raises CompileError."""
-    try:
-        yield
-    except CompileError:
-        raise
-    except UnsupportedDecorator as e:
-        raise CompileError(f"{path}({line}): error: {e}") from e
-    except Exception as e:
-        raise CompileError(
-            f"{path}({line}): error: a launch must evaluate this without importing Triton, and "
-            f"cannot: {type(e).__name__}: {e}"
-        ) from e
-
-
-class _Statement(NamedTuple):
-    """A statement of a file: the names whose values it gives, changes or may change, and reads."""
-
-    node: ast.stmt
-    gives: set[str]
-    touches: set[str]
-    reads: set[str]
-
-
-class _Module:
-    """A file, of whose statements those are run, without Triton, that its decorators depend on."""
-
-    def __init__(self, path: str, tree: ast.Module) -> None:
-        self.path = path
-        self._tree = tree
-        nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        self.listed = list(dict.fromkeys(node.name for node in nodes if _is_kernel(node)))
-
-    @functools.cached_property
-    def _statements(self) -> list[_Statement]:
-        """The statements of the file."""
-        changes = by_function(self._tree, _changed_by)
-        found = []
-        for node in self._tree.body:
-            read = names_in(node)
-            gives = _given_by(node)
-            if not isinstance(node, DEFINITIONS):
-                gives = gives.union(*(changes[name] for name in read if name in changes))
-            elif isinstance(node, ast.FunctionDef):
-                called = set().union(*map(names_in, node.decorator_list))
-                gives = gives.union(*(changes[name] for name in called if name in changes))
-            found.append(_Statement(node, gives, _passed_in(node), read))
-        return found
-
-    def decorators(self, name: str) -> Decorators:
-        """Return the decorators of a function, as data. Raises KeyError and CompileError."""
-        givers = [s.node.lineno for s in self._statements if name in s.gives]
-        if not givers:
-            raise KeyError(name)
-        names = _Names(self.path)
-        for statement in self._leading_to(name):
-            names.run(statement)
-        with _explained(self.path, givers[-1]):
-            value = names[name]
-        try:
-            return read(value)
-        except UnsupportedDecorator as e:
-            raise CompileError(f"{self.path}({givers[-1]}): error: {e}") from e
-        except TypeError:
-            raise KeyError(name) from None
-
-    def function(self, name: str) -> TritonFunction:
-        """A function, as its text declares it. Raises KeyError and CompileError."""
-        found = self.decorators(name)
-        code = unwrapped(found.function).__code__
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-                lines = {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}
-                if code.co_firstlineno in lines:
-                    return _function(node, found, self.path)
-        raise CompileError(f"{self.path}: error: `{name}` is no function of this file")
-
-    def _leading_to(self, name: str) -> list[_Statement]:
-        """The statements, in order, that the value of a name follows from."""
-        wanted = {name}
-        needed: set[ast.stmt] = set()
-        while more := [
-            s for s in self._statements if s.node not in needed and (s.gives | s.touches) & wanted
-        ]:
-            needed |= {s.node for s in more}
-            wanted = wanted.union(*(s.reads for s in more))
-        return [s for s in self._statements if s.node in needed]
-
-
-def _is_kernel(node: ast.FunctionDef) -> bool:
+def is_kernel(node: ast.FunctionDef) -> bool:
     """Whether a function is below a decorator that is spelt as Triton's `jit`."""
     called = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
     return any(ast.unparse(function).split(".")[-1] == "jit" for function in called)
 
 
-def names_in(node: ast.AST) -> set[str]:
-    """The names that a statement reads; of a kernel, those that its decorators read."""
-    parts = [node]
-    if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-        parts = [*node.decorator_list]
-    return {p.id for part in parts for p in ast.walk(part) if isinstance(p, ast.Name)}
-
-
-def by_function(
-    tree: ast.Module, direct: Callable[[ast.FunctionDef], set[str]]
-) -> dict[str, set[str]]:
-    """Return for each function of a file what `direct` gives for it and the functions it calls."""
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    changes = {name: direct(node) for name, node in defined.items()}
-    calls = {name: names_in(node) & defined.keys() for name, node in defined.items()}
-    while True:
-        more = {n: changes[n].union(*(changes[called] for called in calls[n])) for n in defined}
-        if more == changes:
-            return changes
-        changes = more
-
-
-def _changed_by(node: ast.FunctionDef) -> set[str]:
-    """The global names that a function's own statements change."""
-    parts = [*ast.walk(node)]
-    stated = {name for part in parts if isinstance(part, ast.Global) for name in part.names}
-    local = {part.arg for part in parts if isinstance(part, ast.arg)} | {
-        part.id
-        for part in parts
-        if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)
-    }
-    changed = set().union(*map(_given_by, node.body)) | {
-        r for s in node.body for r in _passed_in(s)
-    }
-    return stated | (changed - local)
-
-
-def _passed_in(node: ast.stmt) -> set[str]:
-    """The names whose values a statement passes to a call of which it takes no result."""
-    if isinstance(node, DEFINITIONS):
-        return set()
-    calls = [p.value for p in ast.walk(node) if isinstance(p, ast.Expr)]
-    passed = [a for c in calls if isinstance(c, ast.Call) for a in (*c.args, *c.keywords)]
-    return {root_of(a.value if isinstance(a, ast.keyword) else a) for a in passed} - {""}
-
-
 def _given_by(node: ast.stmt) -> set[str]:
-    """The names whose values a statement gives or changes: `a = 1`, `a[0] = 1`, `a.append(1)`."""
-    if isinstance(node, DEFINITIONS):
+    """The names whose values a statement gives."""
+    if isinstance(node, _DEFINITIONS):
         return {node.name}
     found = set()
     for part in ast.walk(node):
-        if isinstance(part, DEFINITIONS):
+        if isinstance(part, _DEFINITIONS):
             found.add(part.name)
         elif isinstance(part, ast.alias):
             found.add(part.asname or part.name.partition(".")[0])
-        elif isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)):
-            found.add(root_of(part))
-        elif isinstance(part, ast.Expr) and isinstance(call := part.value, ast.Call):
-            found.update({root_of(call.func)} if isinstance(call.func, ast.Attribute) else ())
-    return found - {""}
-
-
-def root_of(place: ast.AST) -> str:
-    """The name that `a`, `a.b` and `a[0].b` begin with; "" where a place begins with none."""
-    while isinstance(place, (ast.Attribute, ast.Subscript)):
-        place = place.value
-    return place.id if isinstance(place, ast.Name) else ""
+        elif isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
+            found.add(part.id)
+    return found
 
 
 def _literal(expression: ast.expr) -> list[Constant | None]:

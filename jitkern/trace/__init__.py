@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         copying as copying,
         description as description,
         fast_check as fast_check,
-        global_names as global_names,
         lists as lists,
         program as program,
         recorder as recorder,

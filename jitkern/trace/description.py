@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from jitkern.trace.global_names import code_names
+from jitkern.source.global_names import code_names
 from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
 from jitkern.trace.world import content_of
 

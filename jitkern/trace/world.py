@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.global_names import Read, Refusal, code_names
+from jitkern.source.global_names import Read, Refusal, code_names
 from jitkern.trace.values import (
     ABSENT,
     homes_of,

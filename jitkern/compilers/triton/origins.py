@@ -1,25 +1,29 @@
-"""Find where the values that a Triton function uses come from, by reading the modules' texts.
+"""The values of global names that a Triton function uses, and whether they follow from the key.
 
 Triton puts the values of global names into its output. The key covers the texts of the kernel's own
-modules, and so every value that is computed there from literals. A value from another module, a
-data file or the machine is not covered, and is refused by its name.
+modules, and so every value that they compute without other data. To see which values those are, the
+statements of these modules are run again without other data (`_CoveredText`). A value of another
+module, a data file or the machine is unknown then, and is refused by its name.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
-import functools
+import dis
+import importlib
 import importlib.util
-import re
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, NoReturn
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-from jitkern.source.triton_text import DEFINITIONS, PURE, by_function, names_in, root_of
+from jitkern.source.global_names import code_names
+from jitkern.source.triton_decorators import KNOWN, Unknown, inner, parts_of
+from jitkern.source.triton_globals import text_of
+from jitkern.source.triton_text import PURE, PythonText, is_kernel
 
 # The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = PURE | {"packaging", "sys", "torch", "triton"}
@@ -28,314 +32,265 @@ _OF_THE_MACHINE = (  # or of files
     "triton.runtime",
 )  # fmt: skip
 _OF_THE_KEY = ("os.environ", "os.getenv")  # only variables that a source names are there
-_READING = frozenset((
-    "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",
-))  # fmt: skip
-_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-ANY = "*"  # in place of a name
+_READING = frozenset(("breakpoint", "input", "open"))
+_ANY_NAME = frozenset(  # by these, a statement may give any name another value
+    ("__dict__", "eval", "exec", "globals", "import_module", "locals", "modules", "vars")
+)
 _INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
 
 
-class Origins:
-    """The names that a function uses, followed to the statements that assign their values.
+class NotCovered(BaseException):
+    """A text uses data that the key does not cover; no `except Exception` of it is to catch this.
 
-    covered: the files that the key covers.
+    what: what reads the data, if the data is no other module. path: the file of that module.
+    """
+
+    def __init__(self, what: str, path: str = "") -> None:
+        super().__init__(what, path)
+        self._what, self._path = what, path
+
+    def told_of(self, name: str) -> str:
+        """Return the message for a name whose value follows from the data."""
+        if self._path:
+            return (
+                f"`{name}` comes from {self._path}, which the cache key does not cover: define it "
+                f"in the kernel's own file or package, or {_INSTEAD}"
+            )
+        return (
+            f"the kernel uses a value made by `{self._what}`, and the cache key does not cover the "
+            f"data that `{self._what}` reads: {_INSTEAD}"
+        )
+
+
+class Origins:
+    """The files that the key covers, and the values that their statements give.
+
+    used: the values of names that functions use, by file and name.
     """
 
     def __init__(self, covered: Iterable[str]) -> None:
-        self._covered = {Path(path).resolve() for path in covered}
-        self._seen: set[tuple[int, str]] = set()
+        self._covered = {os.path.realpath(path) for path in covered}
+        self.texts: dict[str, _CoveredText] = {}
+        self.used: dict[tuple[str, str], Any] = {}
 
-    def check(self, names: dict[str, Any], name: str) -> None:
-        """Raise TypeError if the value of `name` in a module follows from data outside of the key.
+    def follow(self, names: dict[str, Any], name: str) -> None:
+        """Check a name of a module, and if it is a function, the names that it uses.
 
-        names: the names of the module, as `vars` returns them.
+        Raises TypeError for a value that follows from data outside of the key.
         """
-        if (id(names), name) in self._seen or name.startswith("__"):
+        value, path = names[name], _path_of(names)
+        if name.startswith("__") or _is_tritons(value) or (path, name) in self.used:
             return
-        self._seen.add((id(names), name))
-        if name not in names:
-            if name in _READING and hasattr(builtins, name):
-                _refuse(name)
-            return  # a builtin, or a name of a function's own
-        if _is_tritons(names[name]):
-            return
-        path = Path(names.get("__file__") or names["__name__"])
-        if path.resolve() not in self._covered:
+        try:
+            if path not in self._covered:
+                check_member(names, name)
+                return
+            self.used[path, name] = value
+            self._check(self.text(path, names), name, value)
+        except NotCovered as e:
+            raise TypeError(e.told_of(name)) from None
+        function = inner(value)
+        if isinstance(function, FunctionType):
+            for read in code_names(function.__code__).reads:
+                self._follow_chain(function.__globals__, (read.name, *read.attributes))
+
+    def _follow_chain(self, names: dict[str, Any], chain: tuple[str, ...]) -> None:
+        """Check a name, and of a module the attribute that is taken off it."""
+        for name in chain:
+            if name not in names:
+                if name in _READING | _ANY_NAME and hasattr(builtins, name):
+                    raise TypeError(NotCovered(name).told_of(name))
+                return  # a builtin
+            self.follow(names, name)
+            if not isinstance(names[name], ModuleType):
+                return
+            names = vars(names[name])
+
+    def _check(self, text: _CoveredText, name: str, value: Any) -> None:
+        """Check that the statements of a file give a name this value."""
+        known = text.names.get(name)
+        for error in (text.lost, *_errors_in(known, set())):
+            if isinstance(error, NotCovered):
+                raise error
+            if error:
+                raise TypeError(
+                    f"the statements that give `{name}` of {text.path} its value cannot be run "
+                    f"again: {type(error).__name__}: {error}: {_INSTEAD}"
+                )
+        given, real = _shown(known), _shown(value)
+        if name not in text.names or given != real:
             raise TypeError(
-                f"`{name}` comes from {path}, which the cache key does not cover: define it in the "
-                f"kernel's own file or package, or {_INSTEAD}"
+                f"`{name}` of {text.path} is {real or value!r}, and the statements of the file "
+                f"give it {given or 'no such value'}: {_INSTEAD}"
             )
-        value = names[name]
-        mutable = isinstance(value, (dict, list, set))
-        has_fields = not isinstance(value, (ModuleType, FunctionType)) and not hasattr(value, "fn")
-        statements = [
-            statement
-            for statement in _statements(path.read_bytes())
-            if statement.gives(name, mutable=mutable)
-            or (has_fields and name in _with_fields_set(statement.node))
-            or name in statement.hidden
-            or (has_fields and ANY in statement.hidden)
-            or _sets_member(statement.node, names, name)
-        ]
-        if not statements:
-            raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
-        for statement in statements:
-            reader = _Reader(self, names)
-            reader.read_statement(statement.node, name)
-            for condition in statement.conditions:
-                reader.visit(condition)
 
-    def check_member(self, module: ModuleType, name: str) -> None:
-        """Raise TypeError likewise for a member of a module; for all members if `name` is ""."""
-        full = f"{module.__name__}.{name}".strip(".")
-        package = full.partition(".")[0]
-        if f"{full}.".startswith(tuple(f"{place}." for place in _OF_THE_MACHINE)):
-            _refuse(full)
-        if package in _FOLLOWED or full in _OF_THE_KEY:
-            return
-        if package in sys.stdlib_module_names:
-            _refuse(full)
-        for member in [name] if name else list(vars(module)):
-            self.check(vars(module), member)
+    def text(self, path: str, names: dict[str, Any]) -> _CoveredText:
+        """Return the covered file of a module with these names; its statements have been run."""
+        if path not in self.texts:
+            text = self.texts[path] = _CoveredText(self, path, names)
+            text.run(ast.parse(Path(path).read_bytes()))
+        return self.texts[path]
+
+    def imported(self, name: str, package: str | None = None) -> Any:
+        """Return the module of this name as the statements of a covered file see it."""
+        full = importlib.util.resolve_name(name, package)
+        if full not in sys.modules:
+            raise ModuleNotFoundError(f"`{full}` was not imported", name=full)
+        return self.seen(sys.modules[full])
+
+    def seen(self, module: ModuleType) -> Any:
+        """Return a module as the statements of a covered file see it."""
+        path = _path_of(vars(module))
+        if path in self._covered:
+            return self.text(path, vars(module)).module
+        pure = module.__name__.partition(".")[0] in PURE | {"packaging"}
+        return module if pure else _Part(self, module)
 
 
-class _Reader(ast.NodeVisitor):
-    """Follows the names that a part of a module's text reads, except the names in `local`."""
+class _Part:
+    """A module whose members are refused if they follow from data outside of the key."""
 
-    def __init__(
-        self, origins: Origins, names: dict[str, Any], local: frozenset[str] = frozenset()
-    ) -> None:
-        self._origins = origins
-        self._names = names
-        self._local = local
+    def __init__(self, origins: Origins, module: ModuleType) -> None:
+        self._origins, self._module = origins, module
+        self.__name__ = module.__name__
 
-    def read_statement(self, node: ast.AST, name: str) -> None:
-        """Follow the names that a statement of the module reads to give `name` its value."""
-        if isinstance(node, ast.ImportFrom):
-            self._read_import(node, name)
-        elif not isinstance(node, ast.Import):  # of a module, only the members used count
-            self.visit(node)
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        if value is sys.modules:
+            texts = self._origins.texts.values()
+            return {text.names["__name__"]: text.module for text in texts}
+        if value is importlib.import_module:
+            return self._origins.imported
+        if isinstance(value, ModuleType):
+            return self._origins.seen(value)
+        if self.__name__.partition(".")[0] == "triton" and name in KNOWN:
+            return KNOWN[name]
+        check_member(vars(self._module), name)
+        return value
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Follow a function with its own names as local, without the decorators of Triton."""
-        of_triton = hasattr(self._names.get(node.name), "fn")
-        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
-        inside = _Reader(self._origins, self._names, self._local | own | _stored(node.body))
-        for part in ast.iter_child_nodes(node):
-            if not (of_triton and part in node.decorator_list):
-                (inside if part in node.body else self).visit(part)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
-        _Reader(self._origins, self._names, self._local | own).visit(node.body)
-        self.visit(node.args)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if not isinstance(node.ctx, ast.Load) or node.id in self._local:
-            return
-        self._origins.check(self._names, node.id)
-        if module := self._module(node):
-            self._origins.check_member(module, "")
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        module = self._module(node.value)
-        if not module:
-            self.visit(node.value)
-            return
-        self._origins.check_member(module, node.attr)
-        root = next(part for part in ast.walk(node) if isinstance(part, ast.Name))
-        self._origins.check(self._names, root.id)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            if module := sys.modules.get(alias.name):
-                self._origins.check_member(module, "")
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self._read_import(node, "")
-
-    def _read_import(self, node: ast.ImportFrom, name: str) -> None:
-        """Follow the import of `name`, or all names of the statement if `name` is ""."""
-        package = self._names.get("__package__")
-        module = None  # an import under a condition may not have run
-        with contextlib.suppress(ImportError):
-            full = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            module = sys.modules.get(full)
-        if module is None:
-            return
-        for alias in node.names:
-            member = getattr(module, alias.name, None)
-            if alias.name == "*":
-                value = getattr(module, name, None) if name else module
-                if not name or not (value is None or isinstance(value, ModuleType)):
-                    self._origins.check_member(module, name)
-            elif name and (alias.asname or alias.name) != name:
-                continue
-            elif not isinstance(member, ModuleType):
-                self._origins.check_member(module, alias.name)
-            elif not name:
-                self._origins.check_member(member, "")
-
-    def _module(self, node: ast.AST) -> ModuleType | None:
-        if isinstance(node, ast.Attribute):
-            above = self._module(node.value)
-            value = getattr(above, node.attr, None) if above else None
-        elif isinstance(node, ast.Name) and node.id not in self._local:
-            value = self._names.get(node.id)
-        else:
-            return None
-        return value if isinstance(value, ModuleType) else None
+    def public(self) -> dict[str, Any]:
+        """Return what `from module import *` gives."""
+        names = [name for name in vars(self._module) if name[0] != "_"]
+        found = {}
+        for name in getattr(self._module, "__all__", names):
+            try:
+                found[name] = getattr(self, name)
+            except NotCovered as e:
+                found[name] = Unknown(e)
+        return found
 
 
-class _OriginOfStatement(NamedTuple):
-    """A statement of a module, and the conditions and loops that it stands under.
+class _CoveredText(PythonText):
+    """A file that the key covers, whose statements see no data that the key does not cover.
 
-    hidden: the names that it may give by other ways than assignments; ANY for any name.
+    lost: why any name of the file may have another value than its statements seem to give it.
     """
 
-    node: ast.AST
-    conditions: tuple[ast.AST, ...]
-    hidden: frozenset[str] = frozenset()
+    def __init__(self, origins: Origins, path: str, names: dict[str, Any]) -> None:
+        import triton.language
 
-    def gives(self, name: str, *, mutable: bool) -> bool:
-        """Whether the statement gives `name` its value, or may change that value."""
-        node = self.node
-        if isinstance(node, DEFINITIONS):
-            inside = (part for part in ast.walk(node) if isinstance(part, ast.Global))
-            return node.name == name or any(name in part.names for part in inside)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-            return name in names or "*" in names
-        if name in _stored([node]):
-            return True
-        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        return mutable and name in names and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
+        self._origins = origins
+        self.lost: BaseException | None = None
+        self.module = ModuleType(names["__name__"])
+        own = vars(self.module)
+        own.update((name, names[name]) for name in ("__file__", "__package__") if name in names)
+        parts = {"triton": origins.seen(triton), "tl": origins.seen(triton.language)}
+        super().__init__(path, own, parts)
+        own["__builtins__"].update({name: Unknown(NotCovered(name)) for name in _READING})
 
+    def _import(
+        self, name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        relative = f"{'.' * level}{name}"
+        found = self._origins.imported(relative, self.names.get("__package__"))
+        if not fromlist:
+            return self._origins.imported(name.partition(".")[0])
+        if "*" in fromlist and isinstance(found, _Part):
+            self.names.update(found.public())
+            return ModuleType(name)
+        for member in fromlist:
+            module = sys.modules.get(f"{found.__name__}.{member}")
+            if module and isinstance(found, ModuleType):
+                setattr(found, member, self._origins.seen(module))
+        return found
 
-@functools.lru_cache(maxsize=64)
-def _statements(text: bytes) -> list[_OriginOfStatement]:
-    """The statements of a module that run when it is imported."""
-    tree = ast.parse(text)
-    called = by_function(tree, _hidden_in)
-    found = []
-    for statement in _flattened(tree.body, ()):
-        node = statement.node
-        runs = getattr(node, "decorator_list", []) if isinstance(node, DEFINITIONS) else [node]
-        hidden = {name for part in runs for name in _hidden_in(part)}
-        hidden = hidden.union(*(called.get(n, ()) for part in runs for n in names_in(part)))
-        found.append(statement._replace(hidden=frozenset(hidden)))
-    return found
+    def _explained(self, error: BaseException, line: int) -> BaseException:
+        return error
 
+    def _decorated(self, node: ast.FunctionDef) -> Any:
+        if is_kernel(node):  # its decorators are compared with those that a launch reads
+            return KNOWN["jit"](self._undecorated(node))
+        return super()._decorated(node)
 
-def _hidden_in(node: ast.AST) -> set[str]:
-    """The global names that a statement may give by `exec`, `globals()[...]` and the like."""
-    found: set[str] = set()
-    for above in ast.walk(node):
-        for part in ast.iter_child_nodes(above):
-            called = _called(part)
-            arguments = part.args if isinstance(part, ast.Call) else []
-            if called in ("exec", "eval") and len(arguments) == 1:
-                found.add(ANY)
-            elif called == "setattr" and not isinstance(arguments[0], ast.Name):
-                found.add(_constant(arguments[1]))
-            elif called in ("globals", "vars", "locals") or _is_own_module(part):
-                found |= _written_through(part, above)
-            elif isinstance(part, ast.Attribute) and part.attr == "__dict__":
-                found |= _written_through(part, above) if _is_own_module(part.value) else set()
-    return found
-
-
-def _written_through(place: ast.AST, above: ast.AST) -> set[str]:
-    """The names that are given through a module or its dictionary, whose use is `above`."""
-    loads = isinstance(getattr(above, "ctx", None), ast.Load)
-    if isinstance(above, ast.Subscript) and above.value is place:
-        return set() if loads else {_constant(above.slice)}
-    if isinstance(above, ast.Attribute):
-        reads = _is_own_module(place) or above.attr in ("copy", "get", "items", "keys", "values")
-        return {above.attr} if not loads else set() if reads else {ANY}
-    reads = isinstance(above, (ast.Compare, ast.For, ast.comprehension))
-    reads = reads or _called(above) in ("dict", "getattr", "hasattr", "len", "list", "setattr")
-    return set() if reads else {ANY}
+    def _fail(self, node: ast.stmt, error: BaseException) -> None:
+        """Make unknown what the statement gives and what it may change, also by functions."""
+        super()._fail(node, error)
+        codes = [compile(ast.Module([node], []), self.path, "exec")]
+        changed: set[str] = set()
+        for code in codes:  # it grows
+            words = {*code.co_names}
+            codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+            values = [self.names[name] for name in words & self.names.keys()]
+            functions = [v.__code__ for v in values if isinstance(v, FunctionType)]
+            codes += [function for function in functions if function not in codes]
+            steps = dis.get_instructions(code)
+            changed |= {s.argval for s in steps if s.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+            changed |= {n for n in words & self.names.keys() if _may_change(self.names[n])}
+            if words & _ANY_NAME or any(v is self.module or v is self.names for v in values):
+                self.lost = self.lost or error
+        self.names.update(dict.fromkeys(changed, Unknown(error)))
 
 
-def _called(node: ast.AST) -> str:
-    """The name of the function that a call calls."""
-    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+def check_member(names: dict[str, Any], name: str) -> None:
+    """Raise NotCovered for a member of a module that is not covered, if its value is not, too."""
+    full = f"{names['__name__']}.{name}"
+    top = full.partition(".")[0]
+    if f"{full}.".startswith(tuple(f"{place}." for place in _OF_THE_MACHINE)):
+        raise NotCovered(full)
+    if top in _FOLLOWED or full in _OF_THE_KEY:
+        return
+    if top in sys.stdlib_module_names:
+        raise NotCovered(full)
+    raise NotCovered(full, str(names.get("__file__") or names["__name__"]))
 
 
-def _constant(node: ast.AST) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) else ANY
+def _path_of(names: dict[str, Any]) -> str:
+    """The file of a module with these names."""
+    return os.path.realpath(names.get("__file__") or "")
 
 
-def _is_own_module(node: ast.AST) -> bool:
-    """Whether an expression spells the module itself: `sys.modules[__name__]`."""
-    text = ast.unparse(node) if isinstance(node, (ast.Call, ast.Subscript)) else ""
-    return bool(
-        re.fullmatch(r"(sys\.)?modules(\[|\.get\()__name__[])]|.*import\w*\(__name__\)", text)
-    )
+def _may_change(value: Any) -> bool:
+    """Whether a statement that is given a value may change it."""
+    if isinstance(value, (FunctionType, ModuleType, _Part, Unknown)) or _is_of_triton(value):
+        return False
+    return isinstance(value, (dict, list, set)) or hasattr(value, "__dict__")
 
 
-def _sets_member(node: ast.AST, names: dict[str, Any], name: str) -> bool:
-    """Whether a statement sets `name` by a name of the module itself: `import me; me.V = 1`."""
-    return any(
-        isinstance(part, ast.Name)
-        and isinstance(module := names.get(part.id), ModuleType)
-        and vars(module) is names
-        for part in ast.walk(node)
-    ) and name in {
-        *(p.attr for p in ast.walk(node) if isinstance(p, ast.Attribute)),
-        *(p.value for p in ast.walk(node) if isinstance(p, ast.Constant)),
-    }
+def _is_of_triton(value: Any) -> bool:
+    """Whether a value is Triton's, or stands for one of Triton's."""
+    return type(value).__module__.partition(".")[0] in ("triton", "jitkern")
 
 
-def _flattened(
-    body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]
-) -> Iterator[_OriginOfStatement]:
-    for node in body:
-        blocks = [getattr(node, name, []) for name in _BLOCKS]
-        if isinstance(node, DEFINITIONS) or not any(blocks):
-            yield _OriginOfStatement(node, conditions)
-            continue
-        inside = {id(part) for block in blocks for part in block}
-        head = tuple(part for part in ast.iter_child_nodes(node) if id(part) not in inside)
-        if any(
-            isinstance(part, ast.Name) and part.id == "__name__"
-            for h in head
-            for part in ast.walk(h)
-        ):
-            continue  # not run by an import
-        yield from (_OriginOfStatement(part, (*conditions, *head)) for part in head)
-        for block in blocks:
-            yield from _flattened(block, (*conditions, *head))
+def _errors_in(value: Any, seen: set[int]) -> Iterator[BaseException]:
+    """Why parts of a value are unknown."""
+    if isinstance(value, Unknown):
+        yield value.why
+    elif id(value) not in seen and not isinstance(value, (_Part, ModuleType)):
+        seen.add(id(value))
+        for part in parts_of(value):
+            yield from _errors_in(part, seen)
+
+
+def _shown(value: Any) -> str:
+    """The text of a value, or the name of a function; "" of others."""
+    name = getattr(inner(value), "__name__", None)
+    return name if isinstance(name, str) else text_of(value)
 
 
 def _is_tritons(value: Any) -> bool:
     """Whether a value is a function of Triton's own; its text depends on Triton's version."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] == "triton"
     function = getattr(value, "fn", value)
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     return package == "triton" and hasattr(function, "__qualname__")
-
-
-def _stored(body: Iterable[ast.AST]) -> frozenset[str]:
-    """The names that statements assign to."""
-    parts = [part for node in body for part in ast.walk(node)]
-    return frozenset(
-        part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-    )
-
-
-def _with_fields_set(node: ast.AST) -> set[str]:
-    """The names of values whose attributes or items a statement sets: `a.b = 1`, `a[0].b = 1`."""
-    return {
-        root_of(part)
-        for part in ast.walk(node)
-        if isinstance(part, (ast.Attribute, ast.Subscript)) and isinstance(part.ctx, ast.Store)
-    }
-
-
-def _refuse(what: str) -> NoReturn:
-    raise TypeError(
-        f"the kernel uses a value made by `{what}`, and the cache key does not cover the data that "
-        f"`{what}` reads: {_INSTEAD}"
-    )

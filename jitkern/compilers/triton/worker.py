@@ -5,7 +5,6 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -143,7 +142,8 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
     triton.runtime.cache.triton_key = lambda: triton.__version__
     module = _module(variant.source)
     fn = _function(module, variant)
-    Origins(covered).check(vars(module), variant.function)
+    origins = Origins(covered)
+    origins.follow(vars(module), variant.function)
     template = {name: _constant(value) for name, value in variant.template}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -170,7 +170,12 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
     options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
     kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    used = _globals_of(fn, variant.source.folder, {*covered})
+    folder = os.path.realpath(variant.source.folder)
+    used = [
+        (os.path.relpath(path, folder), name, text)
+        for (path, name), value in origins.used.items()
+        if (text := triton_globals.text_of(value))
+    ]
     return {**_meta(kernel, parameters), **({"globals": used} if used else {})}
 
 
@@ -239,38 +244,6 @@ def _function(module: ModuleType, variant: Variant) -> Any:
             "for a constexpr, as launches read the text, and no other annotation so"
         )
     return fn
-
-
-def _globals_of(fn: Any, folder: str, covered: set[str]) -> list[tuple[str, str, str]]:
-    """The global names of covered files that a function and those it calls use, with values."""
-    from triton.runtime.jit import JITFunction
-
-    found: dict[tuple[str, str], str] = {}
-    functions = [fn]
-    for function in functions:  # it grows
-        names = function.fn.__globals__
-        for node in ast.walk(function.parse()):
-            holder, name = _place_of(node, names)
-            value = holder.get(name)
-            path = os.path.realpath(holder.get("__file__") or "")
-            if path not in covered or name.startswith("__"):
-                continue
-            if isinstance(value, JITFunction) and value not in functions:
-                functions.append(value)
-            if text := triton_globals.text_of(value):
-                found[os.path.relpath(path, os.path.realpath(folder)), name] = text
-    return [(*place, text) for place, text in found.items()]
-
-
-def _place_of(node: ast.AST, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The names of the module that a `name` or `module.name` belongs to, and the name there."""
-    if isinstance(node, ast.Name) and node.id in names:
-        return names, node.id
-    if isinstance(node, ast.Attribute):
-        above, name = _place_of(node.value, names)
-        if isinstance(module := above.get(name), ModuleType):
-            return vars(module), node.attr
-    return {}, ""
 
 
 def _module(source: Source) -> ModuleType:

@@ -25,7 +25,7 @@ from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Declaration, Op
-from jitkern.source import texts, triton_function
+from jitkern.source import texts, triton_decorators, triton_function
 from jitkern.source.kinds import Triton
 
 BLOCK = 1024  # values a program: with 4 warps a thread has one 16-byte vector of 16-bit floats
@@ -186,7 +186,7 @@ def {name}({parameters}):
 
 
 def _stage(function: Any) -> Stage:
-    plain = triton_function.inner(function)
+    plain = triton_decorators.inner(function)
     if plain is function or not isinstance(plain, types.FunctionType):
         raise DeclarationError(f"{function!r} is not a `@triton.jit` function")
     parameters = []
