@@ -76,10 +76,10 @@ def _wait(lock: filelock.BaseFileLock, doing: str, what: str, timeout: float) ->
         try:
             lock.acquire(timeout=max(0.0, min(MESSAGE_EVERY, left)))
         except filelock.Timeout:
-            _log.warning("waiting for another process, which is %s %s", doing, what)
             if left <= MESSAGE_EVERY:
                 _log.warning("waited %g s for %s; %s it here", timeout, what, doing)
                 return
+            _log.warning("waiting for another process, which is %s %s", doing, what)
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
             _log.info("cannot lock %s (%s); %s it without a lock", what, e, doing)
             return

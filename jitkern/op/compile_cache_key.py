@@ -15,14 +15,12 @@ from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Source, Triton
 from jitkern.trace.description import described
 
-# The files of jitkern that Torch traces: how a gradient is recorded, and how a reference runs.
-_OWN = ("autograd.py", "autograd_functions.py", "gradient.py", "op.py", "recording.py")
 
 
 def digest(ops: Mapping[str, Any]) -> str:
     """Return a digest of these ops, by their names, as they are now."""
     each = [_digest_of(_parts(op)) for _, op in sorted(ops.items())]
-    return hashlib.sha256(canonical([__version__, *map(_own, _OWN), *each])).hexdigest()[:16]
+    return hashlib.sha256(canonical([__version__, _own(), *each])).hexdigest()[:16]
 
 
 def _parts(op: Any) -> tuple[Any, ...]:
@@ -67,5 +65,7 @@ def _files(source: Source) -> dict[str, str]:
 
 
 @functools.cache
-def _own(name: str) -> str:
-    return hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest()
+def _own() -> list[str]:
+    """Return digests of this folder's files: Torch traces how they record and run references."""
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
