@@ -162,7 +162,8 @@ def node() -> dict[str, float]:
     sums, found = (call() for call in calls)
     first = time.perf_counter() - started
     slots = [
-        op.backends["cpu"].implementation.slot for op in (jitkern.ops.vec_add, jitkern.ops.softmax)
+        op.backends["cpu"].implementation.programs
+        for op in (jitkern.ops.vec_add, jitkern.ops.softmax)
     ]
     while time.perf_counter() - started < LONGEST:
         before = [slot.misses for slot in slots if slot]

@@ -29,7 +29,7 @@ from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
 from jitkern.runtime import binding, specializer
-from jitkern.runtime.variants import REST, OpVariants
+from jitkern.runtime.programs import REST, OpPrograms
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, short_version
@@ -89,15 +89,15 @@ def own_programs_first() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def slot_of(op: Op, device: str = "cpu") -> OpVariants:
-    slot = op.backends[device].implementation.slot
+def programs_of(op: Op, device: str = "cpu") -> OpPrograms:
+    slot = op.backends[device].implementation.programs
     assert slot
     return slot
 
 
 def served(op: Op, *args: object, device: str = "cpu") -> object:
     """The result of a call that asks no Python, once it came as often as it must, to be traced."""
-    slot = slot_of(op, device)
+    slot = programs_of(op, device)
     for _ in range(2 << REST[0]):
         before = slot.misses
         result = op(*args)

@@ -45,19 +45,19 @@ class Backend:
         self.devices = Devices(op.name, device)
         self._sorted: tuple[Any, Any, list[Source]] = None, None, []
         self._implementation: Implementation | None = None
-        self._slot: runtime.variants.OpVariants | None = None
+        self._programs: runtime.programs.OpPrograms | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.signature.complete(args, kwargs)
-        if self.slot and self._recalled(self.slot, args, kwargs):
+        if self.programs and self._recalled(self.programs, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op.overload(*args, **kwargs)  # comes here again on another miss
         return self.implementation(args, kwargs)
 
     def _recalled(
-        self, slot: runtime.variants.OpVariants, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, programs: runtime.programs.OpPrograms, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a record of the cache had one more variant for calls like this one."""
+        """Whether a record of the cache had one more program for calls like this one."""
         op, declaration, made = self.op, self.op.declaration, self._implementation
         source = next(iter(self.sources), None)
         if source is None or source.runs == ITSELF or (made and made.pinned):
@@ -72,10 +72,10 @@ class Backend:
         except (DeclarationError, TargetError):
             return False  # the implementation will tell
         ordered = op.signature.in_order(args, kwargs)
-        calls = slot.calls(source, device, ordered)
+        state = programs.state_of(source, device, ordered)
         if op.declaration is not declaration:
-            return False  # a later declaration forgets `calls`, and this one came before them
-        return slot.recall(calls, launcher, ordered) and runtime.binding.runtime() is not None
+            return False  # a later declaration forgets `state`, and this one came before them
+        return programs.recall(state, launcher, ordered) and runtime.binding.runtime() is not None
 
     @property
     def sources(self) -> list[Source]:
@@ -90,21 +90,21 @@ class Backend:
         return listed
 
     @property
-    def slot(self) -> runtime.variants.OpVariants | None:
-        """The op's place in the launch runtime; None if C cannot launch its kernels."""
-        if self._slot is None and self.number is not None:
+    def programs(self) -> runtime.programs.OpPrograms | None:
+        """The op's programs in the launch runtime; None if C cannot launch its kernels."""
+        if self._programs is None and self.number is not None:
             with _making:
-                if self._slot is None:
-                    self._slot = runtime.variants.OpVariants(self.number, self.op.signature)
-        return self._slot
+                if self._programs is None:
+                    self._programs = runtime.programs.OpPrograms(self.number, self.op.signature)
+        return self._programs
 
     @property
     def implementation(self) -> room.dispatch.Implementation:
         """The implementation, which runs the op."""
-        slot = self.slot
+        programs = self.programs
         with _making:
             if self._implementation is None:
-                self._implementation = room.dispatch.Implementation(self, slot)
+                self._implementation = room.dispatch.Implementation(self, programs)
         return self._implementation
 
     def forget(self) -> None:
@@ -112,8 +112,8 @@ class Backend:
         self.devices = Devices(self.op.name, self.device)  # whose runners know the sources
         if self._implementation:
             self._implementation.forget()
-        if self._slot:
-            self._slot.forget()
+        if self._programs:
+            self._programs.forget()
 
 
 class FallbackKernel:

@@ -16,7 +16,6 @@ from jitkern.source.kinds import Source, Triton
 from jitkern.trace.description import described
 
 
-
 def digest(ops: Mapping[str, Any]) -> str:
     """Return a digest of these ops, by their names, as they are now."""
     each = [_digest_of(_parts(op)) for _, op in sorted(ops.items())]

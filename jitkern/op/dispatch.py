@@ -29,7 +29,7 @@ from jitkern.errors import (
 from jitkern.launch.devices import Launcher
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare, say_why_not
-from jitkern.runtime.variants import OpVariants
+from jitkern.runtime.programs import OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ _log = logging.getLogger(__name__)
 class Implementation:
     """The implementation of an op on one device type, for calls with all their arguments.
 
-    slot: the op's slot in the launch runtime; None if C cannot launch its kernels.
+    programs: the op's in the launch runtime; None if C cannot launch its kernels.
     """
 
-    def __init__(self, backend: Backend, slot: OpVariants | None) -> None:
+    def __init__(self, backend: Backend, programs: OpPrograms | None) -> None:
         self.backend = backend
         self.op = op = backend.op
         self.signature = op.signature
         self.device = backend.device
-        self.slot = slot
-        if slot is None and backend.launches:
+        self.programs = programs
+        if programs is None and backend.launches:
             say_why_not()
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
@@ -65,7 +65,7 @@ class Implementation:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = self._generation
         device = self.backend.devices.device_of((*args, *kwargs.values()))
-        if self.slot:
+        if self.programs:
             source = next(iter(self.backend.sources), None)
             with self._served(source, device, args, kwargs):
                 prepare()
@@ -159,7 +159,7 @@ class Implementation:
         kwargs: dict[str, Any],
     ) -> Any:  # fmt: skip
         op, runner = self.op, self.backend.devices.runner(source, device)
-        tried = self.slot.serving if self.slot else frozenset()
+        tried = self.programs.serving if self.programs else frozenset()
         if source.runs == ITSELF:
             result = runner.extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
@@ -179,8 +179,8 @@ class Implementation:
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)
-        if self.slot and not (new and self.slot.known):  # C lacked the workspace alone
-            self._link(self.slot, generation, source, runner, args, kwargs, tried)
+        if self.programs and not (new and self.programs.known):  # C lacked the workspace alone
+            self._link(self.programs, generation, source, runner, args, kwargs, tried)
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
@@ -217,7 +217,7 @@ class Implementation:
 
     def _link(
         self,
-        slot: OpVariants,
+        programs: OpPrograms,
         generation: int,
         source: Source,
         runner: Runner,
@@ -227,25 +227,18 @@ class Implementation:
     ) -> None:
         """Trace a call, if it is time to, so that C serves the next one like it.
 
-        tried: the slot's variants that did not serve it.
+        tried: the programs that did not serve it.
         """
         if config.preferences() == (None, None) or torch._C._len_torch_function_stack():
             return
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
-        calls = slot.calls(source, runner.device, ordered)
+        state = programs.state_of(source, runner.device, ordered)
         if generation != self._generation:
-            return  # the op was declared again while the call ran; `calls` may be of the new one
-        if calls.is_due() and not jit.capturing():
-            specializer, keywords, settings = (
-                runtime.specializer,
-                frozenset(kwargs),
-                config.current(),
-            )
-            specializer.specialize(
-                specializer.MissedCall(
-                    slot, calls, launcher, runner, ordered, keywords, settings, tried
-                )
+            return  # the op was declared again while the call ran; `state` may be of the new one
+        if state.is_due() and not jit.capturing():
+            runtime.specializer.specialize(
+                programs, state, launcher, runner, ordered, frozenset(kwargs), tried
             )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

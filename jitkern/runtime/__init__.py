@@ -1,4 +1,4 @@
-"""C in this process: trampolines, variants, records, and the build of the launch runtime."""
+"""C in this process: trampolines, programs, records, and the build of the launch runtime."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
         code_version as code_version,
         freshness as freshness,
         guards as guards,
+        programs as programs,
         records as records,
         specializer as specializer,
         symbols as symbols,
         trampoline as trampoline,
-        variants as variants,
     )
 else:
     __getattr__ = on_first_use(__name__)

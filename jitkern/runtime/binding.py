@@ -81,7 +81,7 @@ def _in_c(program: Program, arities: Sequence[int]) -> _Program:
     return made
 
 
-class _Variant(Structure):
+class _LoadedProgram(Structure):
     _fields_ = (
         ("program", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
         ("preference", c_int), ("generation", c_int), ("used", c_int),
@@ -123,10 +123,10 @@ class Runtime:
         settings: config.Config,
         world: World,
     ) -> int | None:
-        """Add a variant that serves `device` under these settings while `world` holds.
+        """Add a program that serves `device` under these settings while `world` holds.
 
-        kernels: those that the program launches, loaded. Returns the place of the variant, where it
-        may replace another; None if C cannot check `world`. Raises ValueError for a program that
+        kernels: those that the program launches, loaded. Returns its place, where it may
+        replace another; None if C cannot check `world`. Raises ValueError for a program that
         is not sound.
         """
         if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
@@ -138,14 +138,14 @@ class Runtime:
                 return None
             table = (c_void_p * len(kernels))(*(kernel.address for kernel in kernels))
             in_c = _in_c(program, [kernel.arity for kernel in kernels])
-            variant = _Variant(
+            loaded = _LoadedProgram(
                 ctypes.addressof(in_c), ctypes.addressof(table), ctypes.addressof(guard),
                 device.index or 0, config.number_of(settings.prefer),
             )  # fmt: skip
-            place = int(self.library.jitkern_append(slot, ctypes.byref(variant)))
+            place = int(self.library.jitkern_append(slot, ctypes.byref(loaded)))
             if place < 0:
                 raise ValueError("a program is not sound")
-            self._alive += [in_c, table, variant, kernels]
+            self._alive += [in_c, table, loaded, kernels]
             return place
 
     def share(self, block: Block) -> bool:
@@ -158,7 +158,7 @@ class Runtime:
         return bool(found)
 
     def forget(self, slot: int) -> None:
-        """Stop all present variants of an op, whose launch function was declared again."""
+        """Stop all present programs of an op, whose launch function was declared again."""
         self.library.jitkern_forget(slot)
 
     def record(self, slot: int, recorder: int, gradient: int) -> None:
@@ -181,7 +181,7 @@ class Runtime:
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
-        """Tell C which kind of source the settings prefer: a variant serves only under its own."""
+        """Tell C which kind of source the settings prefer: a program serves only under its own."""
         everywhere, here = (
             -1 if kind is None else config.number_of(kind) for kind in config.preferences()
         )

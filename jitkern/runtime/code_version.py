@@ -29,7 +29,8 @@ def _paths() -> Iterator[str]:
     for kind in kinds:
         package, _, inside = kind.compiler.partition(":")[0].partition(".")
         if package == __package__.partition(".")[0]:
-            yield f"{_PACKAGE}/{inside.replace('.', '/')}.py"
+            path = f"{_PACKAGE}/{inside.replace('.', '/')}"
+            yield f"{path}/__init__.py" if os.path.isdir(path) else f"{path}.py"  # noqa: PTH112
     folders = [f"{_PACKAGE}/{room}" for room in _ROOMS]
     for folder in folders:  # it grows
         for item in os.scandir(folder):

@@ -461,7 +461,7 @@ static i32 is_operand(const Known *k, char kind, i32 x) {
   }
 }
 
-/* Whether the constants of a TABULATE (see `Recorder.tabulate`) fit the memory. */
+/* Whether the constants of a TABULATE (see `Tracer.tabulate`) fit the memory. */
 static i32 is_tabulation(const Known *k, const i32 *x, i32 count) {
   const Program *p = k->program;
   const i64 at = x[0], lists = x[3];

@@ -5,7 +5,7 @@ the `World` of the launch function (its code and all that the code reads), the t
 code, and the class of the call: what a trace takes for granted of the arguments (dtypes, ranks,
 which are None). It holds the program, the references to the entries of the launch runtime and of
 the kernels, and the files that the kernels were compiled from (see `freshness`). This is the direct
-mode of ccache: no preprocessor runs, and no key is computed.
+mode of ccache: no preprocessor runs, and no key of a kernel is computed.
 
 A class has a record for each branch that its launch function took, and one for each number that a
 program holds for constant. If a configuration was chosen, the records are for the device model that
@@ -74,7 +74,7 @@ class StoredRecord(NamedTuple):
 
 
 class CallClass(NamedTuple):
-    """CallClassState of one class: what the keys of their records are made of."""
+    """A class of calls: what the keys of its records are made of."""
 
     signature: Signature
     launcher: Launcher
@@ -119,13 +119,13 @@ def reader() -> records.Reader:
     return records.Reader(config.current(), lambda *place: jit.open_cache().look_up(*place).entry)
 
 
-def found(calls: CallClass, read: records.Reader) -> list[StoredRecord]:
+def found(call_class: CallClass, read: records.Reader) -> list[StoredRecord]:
     """Return the records of a class of calls, likely ones first; odd ones are left out."""
-    models = [""]
-    if calls.launcher.source.kind == "triton" or hasattr(calls.launcher.function, "tuning"):
-        models.append(launch.tuned.model_of(calls.launcher.device))
-    keys = filter(None, map(calls.key, models))
-    return sorted(of_keys(read, *keys), key=lambda one: one.record.example != calls.example)
+    models, (function, source, _, device) = [""], call_class.launcher
+    if source.kind == "triton" or hasattr(function, "tuning"):
+        models.append(launch.tuned.model_of(device))
+    keys = filter(None, map(call_class.key, models))
+    return sorted(of_keys(read, *keys), key=lambda one: one.record.example != call_class.example)
 
 
 def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
@@ -173,14 +173,14 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) for v in value)
 
 
-def keep(calls: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
+def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     """Publish the record of a trace; returns its entry, and whether the entry is new.
 
     Returns None for calls that have no records, without a measured choice, for a source that was
     edited after its kernels were loaded, and if the cache cannot be written.
     """
-    (_, source, target, _), op = calls.launcher, calls.signature.name
-    key = None if traced.model is None else calls.key(traced.model)
+    (_, source, target, _), op = call_class.launcher, call_class.signature.name
+    key = None if traced.model is None else call_class.key(traced.model)
     kernels = [kernel.variant for kernel in traced.kernels]
     needed = key and room.freshness.dependencies(source, target, kernels)
     if not key or not needed or [k.reference for k in traced.kernels] != needed.references:
@@ -192,10 +192,10 @@ def keep(calls: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
         (known if is_fresh(one, op, source, target) else stale).append(one)
     content = {
         "program": traced.program, "kernels": needed.references, "runtime": _runtime(target),
-        "example": calls.example, "constant": bool(traced.frozen), **needed.content,
+        "example": call_class.example, "constant": bool(traced.frozen), **needed.content,
     }  # fmt: skip
     for one in known:
-        if _is_of(one, calls, traced):
+        if _is_of(one, call_class, traced):
             read.used(one.entry)
             return one.entry, False
     if not code_version.is_what_runs():
@@ -212,25 +212,23 @@ def keep(calls: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     return (new, True) if new else None
 
 
-def entry_of(calls: CallClass, traced: Traced) -> Entry | None:
+def entry_of(call_class: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the record of a trace, or None if there is none."""
-    (_, source, target, _), op = calls.launcher, calls.signature.name
-    key = calls.key(traced.model or "")
+    (_, source, target, _), op = call_class.launcher, call_class.signature.name
+    key = call_class.key(traced.model or "")
     found = (
         one.entry
         for one in (of_keys(reader(), key) if key else ())
-        if _is_of(one, calls, traced) and is_fresh(one, op, source, target)
+        if _is_of(one, call_class, traced) and is_fresh(one, op, source, target)
     )
     return next(found, None)
 
 
-def _is_of(kept: StoredRecord, calls: CallClass, traced: Traced) -> bool:
+def _is_of(kept: StoredRecord, call_class: CallClass, traced: Traced) -> bool:
     """Return whether a record has the program and the kernels of a trace."""
     kernels = tuple(kernel.reference for kernel in traced.kernels)
-    record = kept.record
-    return (record.program, record.kernels) == (traced.program, kernels) and record.is_for(
-        calls.example
-    )
+    record, example = kept.record, call_class.example
+    return (record.program, record.kernels) == (traced.program, kernels) and record.is_for(example)
 
 
 def _runtime(target: targets.Target) -> Reference | None:

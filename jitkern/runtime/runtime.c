@@ -1,8 +1,8 @@
 /* The launch runtime: Torch calls it for an op through the op's trampoline (`code_page.py`). The
-   runtime describes the tensors, tries the op's variants, and if none fits asks the op's Python
-   sibling, which computes the answer and may append a variant. The hit path takes no lock
+   runtime describes the tensors, tries the op's programs, and if none fits asks the op's Python
+   sibling, which computes the answer and may append a program. The hit path takes no lock
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
-enum { OPS = 8192, VARIANTS = 128, NAMESPACES = 4096, READ = 16 };
+enum { OPS = 8192, PROGRAMS = 128, NAMESPACES = 4096, READ = 16 };
 
 /* The world of a launch function (`trace/world.py`), unchanged while every word is: first `fixed`
    words, the parts of functions and the contents of their variables; then a version for each
@@ -25,8 +25,8 @@ typedef struct { /* filled by binding.py; only `generation` and `used` change af
   i32 index;      /* of the device that the call was traced for */
   i32 preference; /* the kind of source that the settings must prefer */
   i32 generation; /* of the declaration: a launch function may be declared again */
-  i32 used;       /* the clock when this variant last served after another one */
-} Variant;
+  i32 used;       /* the clock when it last served after another one */
+} LoadedProgram;
 
 typedef struct {
   /* T: a tensor, W: a tensor that is changed, i: an integer, f: a float, b: a bool; in swapped case
@@ -39,7 +39,7 @@ typedef struct {
   i32 backend[2]; /* at the Autograd key: the slots of the op on the CPU and on CUDA, or -1 */
   u64 misses;
   const void *gradient; /* at the Autograd key: how `record` finds the gradient; 0: Python records */
-  Variant *variants[VARIANTS];
+  LoadedProgram *programs[PROGRAMS];
 } Op;
 
 static Op ops[OPS]; /* untouched pages take no memory */
@@ -250,21 +250,21 @@ static i32 tick(Op *op) {
 }
 
 static i32 serve(Op *op, i32 i, Call *call) {
-  Variant *variant = __atomic_load_n(&op->variants[i], __ATOMIC_ACQUIRE);
+  LoadedProgram *loaded = __atomic_load_n(&op->programs[i], __ATOMIC_ACQUIRE);
   i32 preference = preferred_here < 0 ? __atomic_load_n(&preferred, __ATOMIC_RELAXED) : preferred_here;
-  if (variant->index != call->index || variant->preference != preference ||
-      variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
+  if (loaded->index != call->index || loaded->preference != preference ||
+      loaded->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
-  call->kernels = variant->kernels;
-  i32 code = holds(variant->world) ? interpret(variant->program, call) : MISS;
+  call->kernels = loaded->kernels;
+  i32 code = holds(loaded->world) ? interpret(loaded->program, call) : MISS;
   if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
     __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
-    __atomic_store_n(&variant->used, tick(op), __ATOMIC_RELAXED);
+    __atomic_store_n(&loaded->used, tick(op), __ATOMIC_RELAXED);
   }
   return code;
 }
 
-static i32 try_variants(Op *op, Call *call) {
+static i32 try_programs(Op *op, Call *call) {
   i32 count = __atomic_load_n(&op->count, __ATOMIC_ACQUIRE);
   i32 last = __atomic_load_n(&op->last, __ATOMIC_RELAXED);
   i32 code = last < count ? serve(op, last, call) : MISS;
@@ -301,7 +301,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     if (current != call.index) api.create_device_guard(call.index, &guard);
     api.get_current_cuda_stream(call.index, &call.stream);
   }
-  i32 code = try_variants(op, &call);
+  i32 code = try_programs(op, &call);
   if (guard) api.delete_device_guard(guard);
   if (lists) free(lists);
   if (code == BROKEN && !writes(op)) code = FAILED; /* nothing was changed: Python may answer */
@@ -420,27 +420,27 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
   op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
 }
 
-/* Add a variant, which replaces the one that served longest ago if all places are taken; return the
-   place, or -1 for a program that is none. Called under a lock. A variant is never freed: another
+/* Add a program, which replaces the one that served longest ago if all places are taken; return the
+   place, or -1 for a program that is none. Called under a lock. A program is never freed: another
    thread may run it. */
-i32 jitkern_append(i32 slot, Variant *variant) {
+i32 jitkern_append(i32 slot, LoadedProgram *loaded) {
   Op *op = &ops[slot];
-  if (!is_sound(variant->program, op->kinds, op->results)) return -1;
+  if (!is_sound(loaded->program, op->kinds, op->results)) return -1;
   i32 place = op->count, last = __atomic_load_n(&op->last, __ATOMIC_RELAXED), oldest = 0;
-  variant->generation = op->generation, variant->used = tick(op);
+  loaded->generation = op->generation, loaded->used = tick(op);
   for (i32 i = 0; i < op->count; i++) {
-    i32 gone = op->variants[i]->generation != op->generation;
-    i32 age = variant->used - __atomic_load_n(&op->variants[i]->used, __ATOMIC_RELAXED);
-    if (gone || (op->count == VARIANTS && i != last && (place == VARIANTS || age > oldest)))
+    i32 gone = op->programs[i]->generation != op->generation;
+    i32 age = loaded->used - __atomic_load_n(&op->programs[i]->used, __ATOMIC_RELAXED);
+    if (gone || (op->count == PROGRAMS && i != last && (place == PROGRAMS || age > oldest)))
       place = i, oldest = age;
     if (gone) break;
   }
-  __atomic_store_n(&op->variants[place], variant, __ATOMIC_RELEASE);
+  __atomic_store_n(&op->programs[place], loaded, __ATOMIC_RELEASE);
   if (place == op->count) __atomic_store_n(&op->count, place + 1, __ATOMIC_RELEASE);
   return place;
 }
 
-/* Stop all present variants of a slot. */
+/* Stop all present programs of a slot. */
 void jitkern_forget(i32 slot) { __atomic_fetch_add(&ops[slot].generation, 1, __ATOMIC_RELAXED); }
 
 /* Return the version of a namespace whose changes Python reports; 0 if there is no more room.

@@ -35,7 +35,7 @@ INSTRUCTIONS = {
     "ITEM": "=li",
     "ATTRIBUTE": "=i",  # of the device
     "WORKSPACE": "=ri",  # its address, from its bytes and whether it is zeroed
-    "TABULATE": "m#ii#*",  # tables, from a chunk; whether dense; lists; see `Recorder.tabulate`
+    "TABULATE": "m#ii#*",  # tables, from a chunk; whether dense; lists; see `Tracer.tabulate`
     "FIELD": "=m",  # a word of memory
     "MEMORY": "=m",  # the address of one
     # guards, with the answer that they expect

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 served = partial(helpers.served, device="cuda")
-slot_of = partial(helpers.slot_of, device="cuda")
+programs_of = partial(helpers.programs_of, device="cuda")
 _number = itertools.count()
 
 FACTS = """
@@ -70,7 +70,7 @@ def test_facts_are_those_of_the_device(declared):
     assert len(wanted) == len(ATTRIBUTES)
     for _ in range(2):
         assert served(op, x).tolist() == wanted
-    assert slot_of(op).misses == 1
+    assert programs_of(op).misses == 1
 
 
 # ------------------------------------------------------------------ workspaces
@@ -107,13 +107,13 @@ SIGNATURE = "(Tensor x, int room=1) -> Tensor"
 def test_a_workspace_stays_zeroed_from_call_to_call(declared):
     op, x = declared(SIGNATURE, TOTAL, total), torch.ones(10_000, device="cuda")
     served(op, x)
-    before = slot_of(op).misses
+    before = programs_of(op).misses
     assert [op(x).item() for _ in range(20)] == [10_000.0] * 20
-    assert slot_of(op).misses == before
+    assert programs_of(op).misses == before
     assert op(x, 100_000).item() == 10_000  # Python makes a larger one
-    assert slot_of(op).misses == before + 1
+    assert programs_of(op).misses == before + 1
     assert op(x, 100_000).item() == op(x).item() == 10_000
-    assert slot_of(op).misses == before + 1
+    assert programs_of(op).misses == before + 1
 
 
 def test_streams_and_threads_share_no_workspace(declared):

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 _number = itertools.count()
-slot_of = partial(helpers.slot_of, device="cuda")
+programs_of = partial(helpers.programs_of, device="cuda")
 STEP = """
 #include "tensor_table.h"
 template <typename T, typename U, int N>
@@ -68,10 +68,10 @@ def test_a_list_is_updated_the_same_by_stub_and_by_python(step, count, dtypes):
     helpers.by_python(step, step.sources["cuda"][0], "cuda", in_python, gs, 0.5)
     step([p.clone() for p in ps], gs, 0.5)
     specializer.settle()
-    before = slot_of(step).misses
+    before = programs_of(step).misses
     by_stub = [p.clone() for p in ps]
     step(by_stub, gs, 0.5)
-    assert slot_of(step).misses == before, slot_of(step).refused
+    assert programs_of(step).misses == before, programs_of(step).refused
     for a, b, c in zip(in_python, by_stub, wanted):
         torch.testing.assert_close(a, c)
         assert torch.equal(a, b)

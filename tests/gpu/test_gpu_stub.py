@@ -19,7 +19,7 @@ from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
 from jitkern.runtime import binding, specializer
-from jitkern.runtime.variants import SLOTS
+from jitkern.runtime.programs import SLOTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,7 @@ pytestmark = [
 _number = itertools.count()
 
 
-slot_of = partial(helpers.slot_of, device="cuda")
+programs_of = partial(helpers.programs_of, device="cuda")
 served = partial(helpers.served, device="cuda")
 
 
@@ -116,7 +116,7 @@ def test_each_gpu_is_served_on_itself():
 def test_a_variant_serves_only_the_device_it_was_traced_for():
     x = torch.randn(3, 3, 3, device="cuda")
     served(jitkern.ops.vec_add, x, x)
-    known = slot_of(jitkern.ops.vec_add).known
+    known = programs_of(jitkern.ops.vec_add).known
     served_on = {index for _, index, *_ in known}
     assert torch.cuda.current_device() in served_on
     assert served_on <= set(range(torch.cuda.device_count()))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from fake_gpu import TARGET
-from helpers import needs_nvrtc, served, slot_of
+from helpers import needs_nvrtc, programs_of, served
 
 from jitkern import jit
 from jitkern.calls import samples
@@ -120,7 +120,7 @@ def test_the_cpu_has_the_processors_of_this_process(tmp_path):
 
     x = torch.ones(3)
     assert served(op, x).item() == op(x).item() == parallelism.processors()
-    assert slot_of(op).misses == 1
+    assert programs_of(op).misses == 1
     assert op(x.to("meta")).shape == (1,)
 
 

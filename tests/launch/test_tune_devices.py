@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import needs_nvrtc, served, slot_of
+from helpers import needs_nvrtc, programs_of, served
 from tuning import GPU, HERE, ROWS, Clock, _number, double, length, ways
 
 from jitkern import jit
@@ -129,7 +129,7 @@ def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     x = torch.randn(1000, device="cuda")
     on_cuda(x)
     specializer.settle()
-    slot = slot_of(on_cuda, "cuda")
+    slot = programs_of(on_cuda, "cuda")
     before = slot.misses
     assert torch.equal(on_cuda(x), 2 * x)
     assert not binding.runtime() or slot.misses == before, slot.refused

@@ -44,7 +44,7 @@ else:
         return float(candidate["WAY"])
     measure.milliseconds = milliseconds
 import jitkern, tuned
-from jitkern.runtime import binding, variants
+from jitkern.runtime import binding, programs
 x = torch.ones(3)
 results = {{str(tuned.op(x, a=2.0).tolist()) for _ in range(2)}}
 from jitkern import jit

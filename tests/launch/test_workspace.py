@@ -7,7 +7,7 @@ from ctypes import c_longlong, c_void_p
 
 import pytest
 import torch
-from helpers import needs_nvrtc, served, slot_of
+from helpers import needs_nvrtc, programs_of, served
 
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
@@ -58,7 +58,7 @@ def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed(on_cpu):
     assert served(op, x).item() == 4950
     for columns in (1, 7, 5000, 3, 100_000):  # it grows
         assert op(x, columns).item() == 4950
-    assert slot_of(op).misses == 1
+    assert programs_of(op).misses == 1
     assert op(x.to("meta")).shape == (1,)
 
 
@@ -76,7 +76,7 @@ def test_threads_share_no_workspace(on_cpu):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and slot_of(op).misses == 1
+    assert not wrong and programs_of(op).misses == 1
 
 
 @pytest.mark.long
@@ -93,7 +93,7 @@ def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
             first, other, address = op(torch.ones(1), columns).tolist()
             assert first == gap and other != 0 and address % 64 == 0
             specializer.settle()
-    assert slot_of(op).misses == 1
+    assert programs_of(op).misses == 1
 
 
 @pytest.mark.long
@@ -129,7 +129,7 @@ def test_a_workspace_is_no_result_of_a_stub(on_cpu):
     op = on_cpu(launch)
     op(torch.ones(1))
     specializer.settle()
-    (reason,) = slot_of(op).refused.values()
+    (reason,) = programs_of(op).refused.values()
     assert "a workspace other than as an argument of a kernel" in reason
 
 

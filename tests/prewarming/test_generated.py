@@ -72,7 +72,7 @@ for op in generated.OPS:
         result = op(torch.ones(3))
         specializer.settle()
     results.append(result[0].item())
-    assert not op.backends["cpu"].implementation.slot.refused, op
+    assert not op.backends["cpu"].implementation.programs.refused, op
 stats = jitkern.stats()
 print(json.dumps([results, stats["compiles"], stats["runtimes"], traced, generated.OPS[0].module]))
 """
@@ -140,7 +140,7 @@ def made(name, value):
         return out
     op.launch("cpu")(launch)
     op(torch.ones(1)); specializer.settle()
-    return list(op.backends["cpu"].implementation.slot.refused.values())
+    return list(op.backends["cpu"].implementation.programs.refused.values())
 print(made("plain", (1.0,)), made("changing", [1.0]))
 """
     )

@@ -21,7 +21,7 @@ import json, sys, torch
 imported, events = set(sys.modules), []
 sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
 import jitkern, jitkern.ops
-from jitkern.runtime import binding, builds, specializer, variants
+from jitkern.runtime import binding, builds, specializer, programs
 x, y = torch.rand(16), torch.rand(16)
 def call():
     assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
@@ -29,12 +29,12 @@ call()
 specializer.settle()
 call()
 specializer.settle()
-before = sum(one.misses for one in variants.SLOTS)
+before = sum(one.misses for one in programs.SLOTS)
 for _ in range(100):
     call()
 print(json.dumps({{
     "stats": jitkern.stats(), "sockets": events, "loaded": binding.runtime() is not None,
-    "misses": sum(one.misses for one in variants.SLOTS) - before,
+    "misses": sum(one.misses for one in programs.SLOTS) - before,
     "imported": [name for name in set(sys.modules) - imported
                  if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
 }}))

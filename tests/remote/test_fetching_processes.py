@@ -73,13 +73,13 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
         machine = Machine(tmp_path / "node", server.url)
         found, stderr = machine.run(
             "import json, torch, jitkern.ops\n"
-            f"from jitkern.runtime import specializer, variants\n{PATIENT}"
+            f"from jitkern.runtime import specializer, programs\n{PATIENT}"
             "linker.trace = None  # would be an error\n"
             "x = torch.ones(4)\n"
             "jitkern.ops.vec_add(x, x); specializer.settle()\n"
-            "before = sum(s.misses for s in variants.SLOTS)\n"
+            "before = sum(s.misses for s in programs.SLOTS)\n"
             "jitkern.ops.vec_add(x, x)\n"
-            "print(json.dumps(sum(s.misses for s in variants.SLOTS) - before))\n",
+            "print(json.dumps(sum(s.misses for s in programs.SLOTS) - before))\n",
             JITKERN_LOG="info",
         )
     assert found == 0 and "NoneType" not in stderr, stderr

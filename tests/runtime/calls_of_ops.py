@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from helpers import slot_of
+from helpers import programs_of
 
 from jitkern.runtime import specializer
 
@@ -19,7 +19,7 @@ MANY = (
 
 
 def misses(op):
-    return slot_of(op).misses
+    return programs_of(op).misses
 
 
 def warmed(op, *args, **kwargs):
@@ -28,7 +28,7 @@ def warmed(op, *args, **kwargs):
     specializer.settle()
     before = misses(op)
     op(*args, **kwargs)
-    assert misses(op) == before, slot_of(op).refused
+    assert misses(op) == before, programs_of(op).refused
     return op
 
 

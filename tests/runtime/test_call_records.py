@@ -11,7 +11,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from helpers import served, slot_of
+from helpers import programs_of, served
 
 from jitkern import config, jit, target as target_module
 from jitkern.cache import eviction
@@ -240,7 +240,7 @@ def test_calls_after_an_export_are_served(run_python, tmp_path):
         "        return rounds.op(x, 2.5)\n"
         "torch.export.export(Module(), (torch.zeros(1),))\n"
         "for _ in range(2): y = rounds.op(torch.zeros(1), 2.5); specializer.settle()\n"
-        "slot = rounds.op.backends['cpu'].slot\n"
+        "slot = rounds.op.backends['cpu'].programs\n"
         "print(y.item(), len(slot.known), slot.refused)"
     )
     done = run_python(code, ROUNDING="floor")
@@ -317,7 +317,7 @@ if {warm}:
                 raise AssertionError(f"a warm process imported {{name}}")
     sys.meta_path.insert(0, Refuse())
 import jitkern.ops
-from jitkern.runtime.variants import SLOTS
+from jitkern.runtime.programs import SLOTS
 for dtype in (torch.float32, torch.float64):
     x = torch.arange(6, dtype=dtype).view(2, 3)
     assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
@@ -499,7 +499,7 @@ def test_a_callback_may_call_the_op_it_is_told_of(run_python):
 
 @pytest.mark.long
 def test_a_program_serves_under_the_settings_of_its_call(op):
-    slot = slot_of(op)
+    slot = programs_of(op)
     with config.using(prefer="cc"):
         op(X, 2)
     specializer.settle()
@@ -513,7 +513,7 @@ def test_a_program_serves_under_the_settings_of_its_call(op):
 
 @pytest.mark.long
 def test_a_name_that_changes_early_condemns_no_class(op, monkeypatch):
-    slot, trace = slot_of(op), specializer.trace
+    slot, trace = programs_of(op), specializer.trace
 
     def trace_early(*rest):
         traced = trace(*rest)

@@ -14,7 +14,7 @@ COUNTED = """
 import collections, json, sys, torch
 {before}
 import jitkern.ops
-from jitkern.runtime import binding, specializer, variants
+from jitkern.runtime import binding, specializer, programs
 counting = collections.Counter()
 told = ("open", "_thread.start_new_thread", "subprocess.Popen", "os.posix_spawn", "os.fork")
 sys.addaudithook(lambda event, _: event in told and counting.update([event]))
@@ -23,13 +23,13 @@ for _ in range(3):
     assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
     specializer.settle()
 counting.clear()
-before = [one.misses for one in variants.SLOTS]
+before = [one.misses for one in programs.SLOTS]
 for _ in range(1000):
     jitkern.ops.vec_add(x, y)
 seen = dict(counting)
 print(json.dumps({{
     "seen": seen, "loaded": binding.runtime() is not None, "runtimes": jitkern.stats()["runtimes"],
-    "misses": sum(one.misses for one in variants.SLOTS) - sum(before),
+    "misses": sum(one.misses for one in programs.SLOTS) - sum(before),
 }}))
 """
 NO_CODE = """
@@ -105,7 +105,7 @@ def test_a_process_that_ends_at_once_waits_no_longer_than_it_may(run_python, tmp
 CONSTANTS = """
 import glob, json, math, os, sys, threading, torch
 from jitkern.declare import Cpp, kernel
-from jitkern.runtime import specializer, variants
+from jitkern.runtime import specializer, programs
 open("k.cpp", "w").write('extern "C" void scale(float* out, double a, long n) { for (long i = 0; i < n; i++) out[i] = a; }')
 op = kernel("jitkern_constants::f(Tensor x, float a) -> Tensor", cpu=Cpp(os.path.abspath("k.cpp")))
 @op.launch("cpu")
@@ -121,7 +121,7 @@ specializer.settle()
 for _ in range(300):
     op(x, 5000.0)
 specializer.settle()
-(own,) = variants.SLOTS
+(own,) = programs.SLOTS
 before = own.misses
 op(x, 5000.0)
 cache = os.environ["JITKERN_CACHE_DIR"]

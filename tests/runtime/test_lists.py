@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from calls_of_ops import misses, warmed
-from helpers import slot_of
+from helpers import programs_of
 
 from jitkern import config
 from jitkern.errors import LaunchError
@@ -66,7 +66,7 @@ def test_300_tensors_are_one_stub_and_one_launch(total):
     xs = [torch.full((i,), 2.0) for i in range(300)]
     wanted = float(sum(2 * i for i in range(300)))
     assert float(warmed(total, xs)(xs)) == wanted
-    slot = slot_of(total)
+    slot = programs_of(total)
     assert len(slot.known) == 1
     before = misses(total)
     random.Random(0).shuffle(xs)
@@ -83,7 +83,7 @@ def test_every_capacity_holds_what_it_should(total, count):
     specializer.settle()
     before = misses(total)
     assert float(total(xs)) == wanted
-    assert misses(total) == before, slot_of(total).refused
+    assert misses(total) == before, programs_of(total).refused
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_tables_beyond_a_megabyte_stay_with_python(declare):
     for _ in range(2):
         assert float(op(many)) == 1100
         specializer.settle()
-    assert "more than a megabyte" in str(slot_of(op).refused)
+    assert "more than a megabyte" in str(programs_of(op).refused)
     assert float(warmed(op, many[:9])(many[:9])) == 9
 
 
@@ -129,7 +129,7 @@ def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
     for _ in range(2):
         assert float(op(many)) == 3300
         specializer.settle()
-    assert "more than a megabyte" in str(slot_of(op).refused)
+    assert "more than a megabyte" in str(programs_of(op).refused)
 
 
 @pytest.mark.long
@@ -239,7 +239,7 @@ for count in (3, 20):
             result = op([torch.ones(2)] * count, mode, [4])
             specializer.settle()
         assert float(result) == 2 * count * (4 if mode == "by" else 1)
-slot = op.backends["cpu"].implementation.slot
+slot = op.backends["cpu"].implementation.programs
 print(len(traced), len(slot.known), slot.refused)
 """
 

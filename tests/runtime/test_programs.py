@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from calls_of_ops import SCALE, X
-from helpers import served, slot_of
+from helpers import programs_of, served
 
 from jitkern import config
 from jitkern.launch.runner import Runner
 from jitkern.runtime import binding
-from jitkern.runtime.variants import CallClassState, Loaded
+from jitkern.runtime.programs import CallClassState, LoadedProgram
 from jitkern.trace.program import CODES, parsed_program
 from jitkern.trace.trace import trace
 
@@ -73,12 +73,12 @@ UNSOUND = {
 
 @pytest.mark.parametrize("how", UNSOUND)
 def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
-    slot = slot_of(op)
+    slot = programs_of(op)
     program = UNSOUND[how](traced.program)
     kernels = [kernel.function for kernel in traced.kernels]
     before, known = slot.misses, {*slot.known}
     slot.append(
-        CallClassState(), Loaded(program, kernels, traced.world), X.device, config.current()
+        CallClassState(), LoadedProgram(program, kernels, traced.world), X.device, config.current()
     )
     assert "not sound" in caplog.text and slot.known == known
     assert torch.equal(op(X), 2 * X) and slot.misses == before

@@ -12,7 +12,7 @@ import torch
 from calls_of_ops import INC, WAYS, X, misses, through, warmed
 
 from jitkern.runtime import binding
-from jitkern.runtime.variants import CallClassState
+from jitkern.runtime.programs import CallClassState
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 CALLS = 16_000  # many, beside the few hundred objects that Torch keeps sooner or later
@@ -94,7 +94,7 @@ def test_failing_calls_leave_nothing_behind(many, way, args):
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_failing_calls_without_a_variant_leave_nothing(many, way):
+def test_failing_calls_without_a_program_leave_nothing(many, way):
     assert_flat(failing(through(many, way), X, X, 4, 2.5, True, 13, 0.5))
 
 

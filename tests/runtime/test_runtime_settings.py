@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from calls_of_ops import MANY, SCALE, X, misses, warmed
-from helpers import served, slot_of
+from helpers import programs_of, served
 
 from jitkern import config
 from jitkern.calls import record, signature
 from jitkern.errors import CacheError, NotCached
-from jitkern.runtime import binding, specializer, variants
+from jitkern.runtime import binding, programs, specializer
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ settings, bounds, damage
 
 
-def test_a_variant_serves_under_its_preference_alone(scale):
+def test_a_program_serves_under_its_preference_alone(scale):
     op = warmed(scale(), X)
     before = misses(op)
     with config.using(prefer="nvrtc"):
@@ -103,15 +103,15 @@ def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
     assert asyncio.run(both()) == 1, "Python was asked"
 
 
-VARIANTS = int(
-    re.search(r"VARIANTS = (\d+)", Path(binding.__file__).with_name("runtime.c").read_text()).group(
+PROGRAMS = int(
+    re.search(r"PROGRAMS = (\d+)", Path(binding.__file__).with_name("runtime.c").read_text()).group(
         1
     )
 )
 
 
 def test_an_op_whose_programs_keep_changing_has_a_bound(declare, monkeypatch):
-    monkeypatch.setattr(variants, "EVER", 5)
+    monkeypatch.setattr(programs, "EVER", 5)
 
     def launch(k, x):
         hash(x.shape[0])  # a constant of each program
@@ -130,16 +130,16 @@ def test_an_op_whose_programs_keep_changing_has_a_bound(declare, monkeypatch):
 
 @pytest.mark.long
 def test_past_the_bound_the_oldest_goes_with_one_warning(declare, caplog, monkeypatch):
-    monkeypatch.setattr(variants, "CONSTANTS", 2 * VARIANTS)
+    monkeypatch.setattr(programs, "CONSTANTS", 2 * PROGRAMS)
 
     def launch(k, x):
-        hash(x.shape[0])  # a constant of each variant
+        hash(x.shape[0])  # a constant of each program
         out = torch.empty_like(x)
         k.scale[{"T": x.dtype}](out, x, 2.0, x.numel())
         return out
 
     op = declare("(Tensor x) -> Tensor", SCALE, launch)
-    xs = [torch.ones(n) for n in range(1, VARIANTS + 6)]
+    xs = [torch.ones(n) for n in range(1, PROGRAMS + 6)]
     for x in (*xs, xs[0], xs[-1]):
         assert torch.equal(op(x), 2 * x)
         specializer.settle()
@@ -149,7 +149,7 @@ def test_past_the_bound_the_oldest_goes_with_one_warning(declare, caplog, monkey
     assert misses(op) == before
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 1
-    assert "as many variants as it may have" in said[0]
+    assert "as many programs as it may have" in said[0]
     assert "size(0) of `x`" in said[0]
 
 
@@ -196,14 +196,14 @@ def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):
 
 CALL = """
 import torch, jitkern, jitkern.ops
-from jitkern.runtime import binding, specializer, variants
+from jitkern.runtime import binding, specializer, programs
 assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
 specializer.settle()
-before = [known.misses for known in variants.SLOTS]
+before = [known.misses for known in programs.SLOTS]
 assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
-after = [known.misses for known in variants.SLOTS]
+after = [known.misses for known in programs.SLOTS]
 stats = jitkern.stats()
-served = any(known.known and known.number is not None for known in variants.SLOTS) and after == before
+served = any(known.known and known.number is not None for known in programs.SLOTS) and after == before
 print(binding.runtime() is not None, served, stats["compiles"], stats["runtimes"])
 """
 PYTHON, LINKED = "False False", "True True"  # who served the second call
@@ -283,9 +283,9 @@ def test_calls_that_no_program_serves_keep_none_from_others(declare):
     for size in range(100, 110):
         op(torch.ones(size))
         specializer.settle()
-    assert slot_of(op).refused
+    assert programs_of(op).refused
     served(op, torch.ones(3))
-    assert not slot_of(op).refused
+    assert not programs_of(op).refused
 
 
 def test_traces_that_fail_are_tried_ever_less_often(declare, monkeypatch):
@@ -311,6 +311,6 @@ def test_a_trace_that_failed_for_another_reason_is_tried_again(scale, monkeypatc
         full.setattr(specializer, "trace", fails)
         for _ in range(10):
             assert torch.equal(op(X), 2 * X)
-    assert not slot_of(op).known
+    assert not programs_of(op).known
     served(op, X)
-    assert not slot_of(op).refused
+    assert not programs_of(op).refused

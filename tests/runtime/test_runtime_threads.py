@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from calls_of_ops import WAYS, X, misses, through, warmed
-from helpers import LONGEST, slot_of
+from helpers import LONGEST, programs_of
 
 from jitkern.runtime import binding, specializer
 
@@ -50,7 +50,7 @@ def run_threads(*works):
 
 @pytest.fixture
 def appended(monkeypatch):
-    """The slots to which a variant was appended, in order."""
+    """The slots to which a program was appended, in order."""
     slots, append = [], binding.Runtime.append
     monkeypatch.setattr(
         binding.Runtime,
@@ -61,7 +61,7 @@ def appended(monkeypatch):
 
 
 @pytest.mark.long
-def test_eight_threads_make_each_variant_once(scale, square, appended):
+def test_eight_threads_make_each_program_once(scale, square, appended):
     plain, differentiable = scale(), square()
 
     def work(seed):
@@ -80,7 +80,7 @@ def test_eight_threads_make_each_variant_once(scale, square, appended):
     run_threads(*(lambda seed=seed: work(seed) for seed in range(8)))
     specializer.settle()
     for op in (plain, differentiable):
-        known = slot_of(op)
+        known = programs_of(op)
         assert 0 < appended.count(known.number) == len(known.known)
         assert not known.refused
 
@@ -116,10 +116,10 @@ def test_two_threads_are_inside_a_kernel_at_once(declare, way):
 
 FORK = """
 import os, signal, torch, jitkern.ops
-from jitkern.runtime import binding, specializer, variants
+from jitkern.runtime import binding, specializer, programs
 assert binding.runtime()
 vec_add = jitkern.ops.vec_add
-known = vec_add.backends["cpu"].implementation.slot
+known = vec_add.backends["cpu"].implementation.programs
 def computes(*tensors):
     for x in tensors:
         assert torch.equal(vec_add(x, x), 2 * x), x

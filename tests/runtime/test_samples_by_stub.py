@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import by_python, needs_triton, slot_of
+from helpers import by_python, needs_triton, programs_of
 
 from jitkern import config, ops
 from jitkern.calls.signature import tensors_in
@@ -33,7 +33,7 @@ def cases():
 
 @pytest.mark.parametrize(("op", "device", "source"), list(cases()))
 def test_every_sample_is_the_same_by_c_and_by_python(op, device, source):
-    slot, by_c = slot_of(op, device), 0
+    slot, by_c = programs_of(op, device), 0
     with config.using(prefer=source.kind, fallback="raise"):
         for sample in op.sample_inputs(device):
             args, kwargs = op.signature.complete(sample, {})

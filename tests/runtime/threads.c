@@ -1,9 +1,9 @@
 /* Pasted below the text of the runtime, and compiled with -fsanitize=thread: threads call an op while the main thread
-   loads the runtime, appends variants, and changes all that a call reads without a lock. */
+   loads the runtime, appends programs, and changes all that a call reads without a lock. */
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { CALLERS = 3, APPENDED = VARIANTS + 10, HITS = 50 };
+enum { CALLERS = 3, APPENDED = PROGRAMS + 10, HITS = 50 };
 
 static void (*entry)(u64 *, u64, u64, u32); /* what a trampoline jumps to */
 static pthread_mutex_t interpreter = PTHREAD_MUTEX_INITIALIZER;
@@ -46,11 +46,11 @@ static void await(long more) {
   }
 }
 
-static Variant *made(u64 number, const u64 *version, void *namespace) {
+static LoadedProgram *made(u64 number, const u64 *version, void *namespace) {
   Word *words = malloc(2 * sizeof *words);
   Binding *bound = malloc(sizeof *bound);
   World *world = malloc(sizeof *world);
-  Variant *variant = calloc(1, sizeof *variant);
+  LoadedProgram *loaded = calloc(1, sizeof *loaded);
   Program *program = malloc(sizeof *program);
   u64 *fixed = malloc(2 * sizeof *fixed);
   fixed[0] = number, fixed[1] = 64;
@@ -59,8 +59,8 @@ static Variant *made(u64 number, const u64 *version, void *namespace) {
   words[0] = (Word){fixed, number}, words[1] = (Word){version, *version};
   *bound = (Binding){namespace, bound, bound, 0};
   *world = (World){1, 1, 1, 1, words, bound};
-  *variant = (Variant){.program = program, .world = world, .preference = 1};
-  return variant;
+  *loaded = (LoadedProgram){.program = program, .world = world, .preference = 1};
+  return loaded;
 }
 
 int main(void) {

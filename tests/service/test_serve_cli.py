@@ -40,7 +40,7 @@ from jitkern.runtime import specializer
 x = torch.arange(999.0)
 assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
 specializer.settle()
-slot = jitkern.ops.vec_add.backends["cpu"].implementation.slot
+slot = jitkern.ops.vec_add.backends["cpu"].implementation.programs
 before = slot.misses
 assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
 print(jitkern.stats()["compiles"], slot.misses - before)

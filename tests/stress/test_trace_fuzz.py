@@ -13,13 +13,13 @@ import random
 
 import pytest
 import torch
-from helpers import slot_of
+from helpers import programs_of
 
 from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
-from jitkern.runtime.variants import CallClassState, Loaded, OpVariants
+from jitkern.runtime.programs import CallClassState, LoadedProgram, OpPrograms
 from jitkern.trace.trace import trace
 
 pytestmark = [
@@ -215,7 +215,7 @@ def op(tmp_path, monkeypatch):
     (tmp_path / "k.cpp").write_text(SOURCE)
     made = kernel(f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
     monkeypatch.setattr(CallClassState, "is_due", lambda _: False)  # they are made here
-    monkeypatch.setattr(OpVariants, "recall", lambda *_: False)
+    monkeypatch.setattr(OpPrograms, "recall", lambda *_: False)
     return made
 
 
@@ -253,9 +253,9 @@ def test_a_program_answers_as_the_launch_function_does(op):
 def compared(op, traced, author, text, module, args):
     """Compare calls, some after something was rebound; how many of them C served."""
     op.launch("cpu")(module["launch"])
-    slot = slot_of(op)
+    slot = programs_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
-    variant = Loaded(traced.program, kernels, traced.world)
+    variant = LoadedProgram(traced.program, kernels, traced.world)
     slot.append(CallClassState(), variant, torch.device("cpu"), config.current())
     calls = [
         args,

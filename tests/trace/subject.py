@@ -7,7 +7,7 @@ import math
 import re
 
 import torch
-from helpers import slot_of
+from helpers import programs_of
 
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.kernels import Kernels
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def slot(self):
-        return slot_of(self.op)
+        return programs_of(self.op)
 
     @property
     def misses(self):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from helpers import by_python, slot_of
+from helpers import by_python, programs_of
 from subject import Subject, copied, outcome
 
 from jitkern.ops import softmax, vec_add
@@ -94,7 +94,7 @@ class Shipped(Subject):
 
     @property
     def slot(self):
-        return slot_of(self.op)
+        return programs_of(self.op)
 
     def python(self, *args):
         return by_python(self.op, self.op.sources["cpu"][0], "cpu", *args)

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import declared, slot_of
+from helpers import declared, programs_of
 from subject import length_of
 
 from jitkern.runtime import binding, specializer
@@ -77,16 +77,16 @@ def scaled(k, x, a):
 def value(op, *args):
     """What a call gives, and whether Python was not asked."""
     specializer.settle()
-    before = slot_of(op).misses
+    before = programs_of(op).misses
     result = op(*(args or (torch.ones(2),)))[0].item()
-    return result, slot_of(op).misses == before
+    return result, programs_of(op).misses == before
 
 
 def serves(op, expected, *args):
     """Two calls give this, and another one asks no Python."""
     for _ in range(2):
         assert value(op, *args)[0] == expected
-    assert value(op, *args) == (expected, True), slot_of(op).refused
+    assert value(op, *args) == (expected, True), programs_of(op).refused
 
 
 def reads_a_number(k, x):
@@ -154,7 +154,9 @@ def test_the_name_of_a_function_ends_a_trace(declare, monkeypatch):
         assert value(op) == (2.0, False)
     monkeypatch.setitem(globals(), "chosen", triple)
     assert value(op) == (3.0, False)
-    assert "the attribute `__name__` cannot be traced" in next(iter(slot_of(op).refused.values()))
+    assert "the attribute `__name__` cannot be traced" in next(
+        iter(programs_of(op).refused.values())
+    )
 
 
 @pytest.mark.long
@@ -301,7 +303,7 @@ def test_a_method_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
         patch.setattr(torch.Tensor, "contiguous", lambda self: torch.ones(9), raising=False)
         for _ in range(2):
             assert value(op) == (9.0, False)
-        (told,) = slot_of(op).refused.values()
+        (told,) = programs_of(op).refused.values()
         assert "`Tensor.contiguous`, which is not PyTorch's own, cannot be traced" in told
     assert value(op)[0] == 2.0
     assert value(op) == (2.0, True)
@@ -440,7 +442,7 @@ def test_what_can_change_unseen_keeps_a_call_in_python(declare, launch, reason):
     op = declare(launch)
     for _ in range(3):
         assert value(op) == (2.0, False)
-    (told,) = slot_of(op).refused.values()
+    (told,) = programs_of(op).refused.values()
     *_, (*_, last) = launch.__code__.co_lines()
     assert reason in told and f"{__file__}:{last}: " in told
 

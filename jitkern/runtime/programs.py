@@ -1,4 +1,4 @@
-"""An op's place in the launch runtime: its variants in this process, and their records."""
+"""The programs of an op in this process, and the launch records that they come from."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CallClassState:
         self.forgotten = False  # whether the launch function was declared again
 
     def is_due(self) -> bool:
-        """Whether to trace a call that no variant served."""
+        """Whether to trace a call that no program served."""
         self.rests -= self.rests > 0
         return not self.rests and not (self.appended and runtime() is None)
 
@@ -65,7 +65,7 @@ class CallClassState:
             self.rests = 1 << min(max(0, self.constants - CONSTANTS), REST[0])
 
 
-class Loaded(NamedTuple):
+class LoadedProgram(NamedTuple):
     """A program over loaded kernels, which serves while `world` holds."""
 
     program: Program
@@ -73,18 +73,18 @@ class Loaded(NamedTuple):
     world: World
 
 
-class OpVariants:
-    """The place of an op on a device type in the launch runtime, with its variants."""
+class OpPrograms:
+    """The programs of an op on a device type; `number` is their slot in the launch runtime."""
 
     def __init__(self, number: int, signature: Signature) -> None:
         self.number = number
         self.signature = signature
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
-        self._calls: dict[tuple[Any, ...], CallClassState] = {}
+        self._states: dict[tuple[Any, ...], CallClassState] = {}
         self._frozen: list[Specialized] = []
-        self._worlds: dict[str, None] = {}  # the identities of those of the variants
-        self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
+        self._worlds: dict[str, None] = {}  # the identities of the worlds of the programs
+        self._places: dict[int, Any] = {}  # members of `known`, by their places in C
         self.serving: frozenset[Any] = frozenset()  # those that C has
         self._full = False
         self._taken = 0  # programs that C has taken
@@ -99,58 +99,58 @@ class OpVariants:
     @property
     def refused(self) -> dict[tuple[Any, ...], str]:
         """The reasons why calls keep the Python launcher, by their class."""
-        return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
+        return {kind: state.refused for kind, state in self._states.items() if state.refused}
 
-    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
+    def state_of(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
         """Return the state of calls like this one."""
-        kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
-        calls = self._calls.get(kind)
-        return calls if calls is not None else self._calls.setdefault(kind, CallClassState())
+        kind = (id(source), device.index, config.current().prefer, *map(_class_here, args))
+        state = self._states.get(kind)
+        return state if state is not None else self._states.setdefault(kind, CallClassState())
 
-    def recall(self, calls: CallClassState, launcher: Launcher, args: Sequence[Any]) -> bool:
-        """Append the next variant that a record names for calls like this one, if there is one.
+    def recall(self, state: CallClassState, launcher: Launcher, args: Sequence[Any]) -> bool:
+        """Append the next program that a record names for calls like this one, if there is one.
 
         Returns whether one was appended; it serves once the runtime is loaded. Raises nothing.
         """
         if config.current().compiler == "exact":
             return False
-        if calls.world and not calls.world.holds():
-            if calls.rests > 1:  # what keeps changing would cost a lookup each time
+        if state.world and not state.world.holds():
+            if state.rests > 1:  # what keeps changing would cost a lookup each time
                 return False
-        elif calls.world and not calls.records and not self.may_have_more(calls):
+        elif state.world and not state.records and not self.may_have_more(state):
             return False
         loaded: list[tuple[events.Event, str]] = []
         try:
             with self.lock:
-                return self._append_next(calls, launcher, args, lambda *news: loaded.append(news))
+                return self._append_next(state, launcher, args, lambda *news: loaded.append(news))
         except Exception as e:  # noqa: BLE001  the call goes on without records
-            calls.records = []
+            state.records = []
             _log.info("%s: cannot use its records, tracing: %s", self.signature.name, e)
             return False
         finally:
             for news in loaded:  # to listeners, who may wait for a thread that calls this op
                 events.tell(*news)
 
-    def may_have_more(self, calls: CallClassState) -> bool:
+    def may_have_more(self, state: CallClassState) -> bool:
         """Return whether a remote may have brought records since these calls looked for some."""
-        return calls.fetches != events.fetches()
+        return state.fetches != events.fetches()
 
     def _append_next(
-        self, calls: CallClassState, launcher: Launcher, args: Sequence[Any], tell: Tell
+        self, state: CallClassState, launcher: Launcher, args: Sequence[Any], tell: Tell
     ) -> bool:
         function, source, target, device = launcher
         plain = isinstance(function, types.FunctionType)
         world = world_of((function,) if plain else launch.tuned.parts_of(function))
         read = None
-        if world is not calls.world or self.may_have_more(calls):
-            calls.fetches, calls.world = events.fetches(), world
+        if world is not state.world or self.may_have_more(state):
+            state.fetches, state.world = events.fetches(), world
             read = room.records.reader()
             known = room.records.CallClass.of(self.signature, launcher, world, args)
-            calls.records = room.records.found(known, read)
-        example, bound = example_of(args), sum(one.record.constant for one in calls.records)
-        for kept in [one for one in calls.records if bound <= FEW or one.record.is_for(example)]:
+            state.records = room.records.found(known, read)
+        example, bound = example_of(args), sum(one.record.constant for one in state.records)
+        for kept in [one for one in state.records if bound <= FEW or one.record.is_for(example)]:
             read = read or room.records.reader()
-            calls.records = [one for one in calls.records if one is not kept]
+            state.records = [one for one in state.records if one is not kept]
             record = kept.record
             entries = [read.find(reference) for reference in record.kernels]
             if None in entries or not room.records.is_fresh(
@@ -159,53 +159,53 @@ class OpVariants:
                 continue
             room.records.adopt_runtime(record, read, tell)
             kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
-            variant = Loaded(record.program, kernels, world)
-            if self.append(calls, variant, device, config.current()):
+            program = LoadedProgram(record.program, kernels, world)
+            if self.append(state, program, device, config.current()):
                 read.used(kept.entry)
                 return True
         return False
 
-    def refuse(self, calls: CallClassState, why: str) -> None:
+    def refuse(self, state: CallClassState, why: str) -> None:
         """Note why calls keep the Python launcher. Other branches may be traced all the same."""
-        if not calls.refused:
+        if not state.refused:
             _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
-        calls.refused = why
-        calls.back_off(refused=True)
+        state.refused = why
+        state.back_off(refused=True)
 
     def append(
         self,
-        calls: CallClassState,
-        variant: Loaded,
+        state: CallClassState,
+        loaded: LoadedProgram,
         device: torch.device,
         settings: Config,
         frozen: Sequence[Specialized] = (),
     ) -> bool:
-        """Let a variant serve `calls` on a device, under these settings.
+        """Let a program serve calls of a class on a device, under these settings.
 
-        Returns False if this variant is known already.
+        Returns False if this program is known already.
         """
-        program, kernels, world = variant
-        known = known_as(variant, device, settings)
+        program, kernels, world = loaded
+        known = known_as(loaded, device, settings)
         with self.lock:
             if self._taken >= EVER:
-                self.refuse(calls, f"C has taken {EVER} programs for it, and takes no more")
+                self.refuse(state, f"C has taken {EVER} programs for it, and takes no more")
                 return False
-            calls.refused, calls.appended = "", True
-            if known in self.known or calls.forgotten:
+            state.refused, state.appended = "", True
+            if known in self.known or state.forgotten:
                 return False
             self._taken += 1
             self.known.add(known)
             self._frozen = [*self._frozen, *frozen][-MOST:]
             if frozen or (self._worlds and world.identity not in self._worlds):
-                calls.back_off(refused=False)
+                state.back_off(refused=False)
             self._worlds = dict.fromkeys([*[*self._worlds][-MOST:], world.identity])
 
-        def add(loaded: Runtime) -> None:
+        def add(runtime: Runtime) -> None:
             with self.lock:
-                if calls.forgotten:
+                if state.forgotten:
                     return
                 try:
-                    place = loaded.append(self.number, program, kernels, device, settings, world)
+                    place = runtime.append(self.number, program, kernels, device, settings, world)
                 except ValueError as e:
                     self.known.discard(known)
                     _log.warning("%s: %s, and does not serve", self.signature.name, e)
@@ -213,7 +213,7 @@ class OpVariants:
                 if place is None:
                     self.known.discard(known)
                     if world.holds():  # else it has changed since the trace, and others will follow
-                        self.refuse(calls, "C cannot check whether all that it reads is unchanged")
+                        self.refuse(state, "C cannot check whether all that it reads is unchanged")
                     return
                 replaced = self._places.get(place)
                 self._places[place] = known
@@ -222,7 +222,7 @@ class OpVariants:
                 if replaced and not self._full:
                     self._full = True
                     _log.warning(
-                        "%s has as many variants as it may have; each new variant replaces the one "
+                        "%s has as many programs as it may have; each new one replaces the one "
                         "that served longest ago. Values that keep changing: %s",
                         self.signature.name, _changing(self._frozen),
                     )  # fmt: skip
@@ -237,9 +237,9 @@ class OpVariants:
         """
         launch_runtime = runtime()
         with self.lock:
-            for calls in self._calls.values():
-                calls.forgotten = True
-            self._calls.clear()
+            for state in self._states.values():
+                state.forgotten = True
+            self._states.clear()
             self._places.clear()
             self.serving = frozenset()
             self._frozen.clear()
@@ -249,25 +249,25 @@ class OpVariants:
                 launch_runtime.forget(self.number)
 
 
-def known_as(variant: Loaded, device: torch.device, settings: Config) -> tuple[Any, ...]:
-    """Return what tells a variant of a slot from its others."""
-    program, kernels, world = variant
+def known_as(loaded: LoadedProgram, device: torch.device, settings: Config) -> tuple[Any, ...]:
+    """Return what tells a program of an op from its others."""
+    program, kernels, world = loaded
     return (program, device.index, settings.prefer, world, *(kernel.address for kernel in kernels))
 
 
-def _class_of(value: Any) -> Any:
+def _class_here(value: Any) -> Any:
     """Return an argument's part of the class of its call in this process."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim(), value.device
     if isinstance(value, list):
         if value and isinstance(value[0], torch.Tensor):
             return frozenset((tensor.dtype, tensor.device) for tensor in value)
-        return tuple(map(_class_of, value))
+        return tuple(map(_class_here, value))
     return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
 def _changing(frozen: Sequence[Specialized]) -> str:
-    """Return, in words, the values that variants hold for constant and that differ most."""
+    """Return, in words, the values that programs hold for constant and that differ most."""
     values: dict[str, set[Any]] = {}
     for what, value in frozen:
         values.setdefault(what, set()).add(value)
@@ -276,13 +276,13 @@ def _changing(frozen: Sequence[Specialized]) -> str:
     return ", ".join(named) or "dtypes, ranks, and the branches that its launch function takes"
 
 
-SLOTS: list[OpVariants] = []
+SLOTS: list[OpPrograms] = []
 
 
 def _renew_locks() -> None:
     """Renew the locks in a forked child."""
-    for slot in SLOTS:
-        slot.lock = threading.RLock()
+    for programs in SLOTS:
+        programs.lock = threading.RLock()
 
 
 after_fork(_renew_locks)
