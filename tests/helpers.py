@@ -111,7 +111,7 @@ def by_python(op: Op, source: Source, device: str, *args: object) -> object:
     """The result of the op's launch function, run by Python over the kernels of one source."""
     where = torch.empty(0, device=device).device
     runner = Runner(op.name, source, Target.current(device), where)
-    return op.launcher(source, device)(Kernels(runner), *args)
+    return op.launch_function(source, device)(Kernels(runner), *args)
 
 
 def until(happened: Callable[[], Any], *, of: Iterable[Any] = ()) -> Any:

@@ -66,7 +66,7 @@ class Backend:
             return False  # recordings need each call to come here once
         device = self.devices.device_of((*args, *kwargs.values()))
         try:
-            function = op.written(source, self.device)
+            function = op.launch_function(source, self.device)
             target = self.devices.target(device.index)
             launcher = Launcher(function, source, target, device)
         except (DeclarationError, TargetError):

@@ -202,7 +202,7 @@ class Implementation:
 
     def _function(self, source: Source) -> Callable[..., Any]:
         if id(source) not in self._functions:
-            self._functions[id(source)] = source, self.op.written(source, self.device)
+            self._functions[id(source)] = source, self.op.launch_function(source, self.device)
         return self._functions[id(source)][1]
 
     def forget(self) -> None:

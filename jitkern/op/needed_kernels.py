@@ -17,6 +17,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
+from jitkern.trace.fast_check import with_fast_check
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -93,7 +94,7 @@ def _used(
     choices: Choices = []
     refused: list[str] = []
     try:
-        function = op.written(source, device)
+        function = op.launch_function(source, device)
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
         for run in runs_of(op, source, device, sample.args, target):
             launches: list[tuple[list[Variant], str]] = []
@@ -132,7 +133,7 @@ def runs_of(
     target, by default the same for every machine. Raises DeclarationError; the yielded functions
     raise the errors of the launch function.
     """
-    launcher = op.launcher(source, device)
+    launcher = with_fast_check(op.launch_function(source, device))
     absent = AbsentDevice(target or (Target.current() if device == "cpu" else None))
     args, kwargs = op.signature.complete(*op.signature.split(sample))
     with ShapesAlone(device):

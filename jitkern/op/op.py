@@ -361,11 +361,7 @@ class Op(Generic[Result]):
         kept = tuple(value.detach() if name in plain else value for name, value in named)
         return kept if isinstance(result, tuple) else kept[0]
 
-    def launcher(self, source: Source, device: str) -> Function:
-        """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""
-        return trace.fast_check.with_fast_check(self.written(source, device))
-
-    def written(self, source: Source, device: str) -> Function:
+    def launch_function(self, source: Source, device: str) -> Function:
         """Return the launch function for this source as its author wrote it, or a `Tuned` one.
 
         Raises DeclarationError.

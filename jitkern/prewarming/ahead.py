@@ -25,7 +25,7 @@ from jitkern.runtime.records import CallClass, entry_of, keep
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace import trace
-from jitkern.trace.recorder import described
+from jitkern.trace.tracer import described
 
 
 class _Known(CachedKernels):
@@ -75,7 +75,7 @@ def refused_by(
                 run(check)
             except Exception as e:  # noqa: BLE001  whatever its author's code raises
                 text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-                refused.append(f"{error_site(e, op.written(source, target.device))}{text}")
+                refused.append(f"{error_site(e, op.launch_function(source, target.device))}{text}")
             else:
                 break
         else:
@@ -117,7 +117,7 @@ def traces_of(
 
 def _models(op: Op, source: Source, target: Target) -> list[str]:
     """Return the device models that have chosen among the op's configurations, or [""]."""
-    if not isinstance(op.written(source, target.device), Tuned) and source.kind != "triton":
+    if not isinstance(op.launch_function(source, target.device), Tuned) and source.kind != "triton":
         return [""]
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
@@ -159,4 +159,4 @@ def keep_all(
 
 def _launcher(op: Op, source: Source, target: Target) -> Launcher:
     device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
-    return Launcher(op.written(source, target.device), source, target, device)
+    return Launcher(op.launch_function(source, target.device), source, target, device)

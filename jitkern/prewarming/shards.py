@@ -157,6 +157,6 @@ def _inputs_of(group: Group) -> list[Any]:
     with suppress(JitkernError, OSError):  # the build reports it
         inputs.append(jit.key_of(Variant(op.name, source), target).inputs)
         if source.runs != ITSELF:
-            world = world_of(parts_of(op.written(source, target.device)))
+            world = world_of(parts_of(op.launch_function(source, target.device)))
             inputs.append(world.identity if world.kept and world.closed() else "")
     return inputs

@@ -17,8 +17,8 @@ from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import builds
 from jitkern.runtime.programs import CONSTANTS, CallClassState, LoadedProgram, OpPrograms, known_as
-from jitkern.trace.recorder import described
 from jitkern.trace.trace import trace
+from jitkern.trace.tracer import described
 
 _log = logging.getLogger(__name__)
 

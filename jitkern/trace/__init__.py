@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         fast_check as fast_check,
         lists as lists,
         program as program,
-        recorder as recorder,
         stand_ins as stand_ins,
         tensor_proxy as tensor_proxy,
         trace as trace,
+        tracer as tracer,
         values as values,
         world as world,
     )

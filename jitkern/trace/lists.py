@@ -15,8 +15,8 @@ import torch
 from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.program import TABLE
-from jitkern.trace.recorder import DTYPE_CODES, Described, Tracer, table_words
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
+from jitkern.trace.tracer import DTYPE_CODES, Described, Tracer, table_words
 
 _MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a program
 
@@ -25,9 +25,9 @@ class TensorList:
     """The list of tensors at one place among the arguments."""
 
     def __init__(
-        self, recorder: Tracer, place: int, label: str, described: Sequence[Described]
+        self, tracer: Tracer, place: int, label: str, described: Sequence[Described]
     ) -> None:
-        self._recorder = recorder
+        self._tracer = tracer
         self._place = place
         self._label = label
         self._described = described
@@ -44,7 +44,7 @@ class TensorList:
 
     def _is(self, name: str, operand: int, *, answer: bool = True) -> None:
         """Guard the answer to a comparison of a number with the length: `operand < length`."""
-        facts = self._recorder.facts
+        facts = self._tracer.facts
         facts.guard(name, facts.constant(operand), facts.value("COUNT", self._place), int(answer))
 
     def __len__(self) -> int:
@@ -91,10 +91,10 @@ class TensorList:
     def _tensor(self, index: int) -> TensorProxy:
         """Return a tensor of the list, which is long enough by a guard."""
         if index not in self._proxies:
-            number = self._recorder.tensors
-            self._recorder.tensors += 1
-            self._recorder.facts.guard("LISTED", number, self._place, index)
-            self._proxies[index] = self._recorder.tensor(
+            number = self._tracer.tensors
+            self._tracer.tensors += 1
+            self._tracer.facts.guard("LISTED", number, self._place, index)
+            self._proxies[index] = self._tracer.tensor(
                 number, f"{self._label}[{index}]", self._described[index]
             )
         return self._proxies[index]
@@ -116,10 +116,10 @@ class TensorList:
                 bool(items)  # guarded to be empty
             return []
         words = sum(table_words(capacity) for *_, capacity, _ in listed) * len(lists)
-        self._recorder.table_words += words
-        if self._recorder.table_words > _MOST_WORDS:
+        self._tracer.table_words += words
+        if self._tracer.table_words > _MOST_WORDS:
             raise Unsupported("tables of more than a megabyte, which a program has on its stack")
-        first, places = self._recorder.tabulate(
+        first, places = self._tracer.tabulate(
             [items._place for items in lists], listed, chunk, dense=dense
         )
         made = []
@@ -128,7 +128,7 @@ class TensorList:
             for place, tensors in enumerate(described):
                 own = [tensors[j] for j in part]
                 where = (first + i * TABLE, place, words + place * table_words(capacity))
-                tables.append(_TracedTable(self._recorder, where, own, capacity, chunk))
+                tables.append(_TracedTable(self._tracer, where, own, capacity, chunk))
             made.append(tuple(tables))
         return [tables[0] for tables in made] if len(lists) == 1 else [*made]
 
@@ -140,10 +140,10 @@ class _TracedTable(Table):
     """
 
     def __init__(
-        self, recorder: Tracer, where: tuple[int, int, int], described: Sequence[Described],
+        self, tracer: Tracer, where: tuple[int, int, int], described: Sequence[Described],
         capacity: int, chunk: int,
     ) -> None:  # fmt: skip
-        self._recorder = recorder
+        self._tracer = tracer
         self._described = described
         self._table, self._list, self._words = where
         self._chunk = chunk
@@ -152,8 +152,8 @@ class _TracedTable(Table):
         self.count: Any = self._symbol("count", 2, len(described))
 
     def _symbol(self, name: str, field: int, hint: int) -> Symbol:
-        at = self._recorder.facts.value("FIELD", self._table + field)
-        return self._recorder.symbol(at, hint, f"`{name}` of a table", natural=True)
+        at = self._tracer.facts.value("FIELD", self._table + field)
+        return self._tracer.symbol(at, hint, f"`{name}` of a table", natural=True)
 
     @property
     def chunks(self) -> Any:
@@ -164,7 +164,7 @@ class _TracedTable(Table):
         """Whether the addresses of all tensors are multiples of a power of 2, in bytes."""
         mask = power_of_two(bytes) - 1
         answer = all(tensor.address & mask == 0 for tensor in self._described)
-        facts = self._recorder.facts
+        facts = self._tracer.facts
         bits = facts.value("FIELD", self._table + 3 + self._list)
         facts.guard("MASKED", bits, facts.constant(mask), int(not answer))
         return answer
@@ -175,17 +175,17 @@ class _TracedTable(Table):
 
     def parameter(self) -> int:
         """Return the register of the address of a CUDA kernel's parameter."""
-        return self._recorder.facts.value("MEMORY", self._words)
+        return self._tracer.facts.value("MEMORY", self._words)
 
     def arrays(self) -> tuple[Any, Any, Any]:
         """Return the addresses, the sizes and the count, for C and C++."""
-        facts = self._recorder.facts
+        facts = self._tracer.facts
         addresses = [
             facts.value("MEMORY", place) for place in (self._words, self._words + self.capacity)
         ]
         pointers = [
             TensorProxy(
-                self._recorder, Memory(None, address, None), torch.int64, (self.capacity,), (1,),
+                self._tracer, Memory(None, address, None), torch.int64, (self.capacity,), (1,),
                 contiguous=True,
             )
             for address in addresses

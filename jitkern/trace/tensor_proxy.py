@@ -18,7 +18,7 @@ from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
-    from jitkern.trace.recorder import Tracer
+    from jitkern.trace.tracer import Tracer
 
 
 class Shape(tuple[Any, ...]):
@@ -96,7 +96,7 @@ class TensorProxy:
 
     def __init__(
         self,
-        recorder: Tracer,
+        tracer: Tracer,
         memory: Memory,
         dtype: torch.dtype,
         shape: Sequence[Any],
@@ -106,10 +106,10 @@ class TensorProxy:
         argument: int | None = None,
         contiguous: bool = False,
     ) -> None:
-        self._recorder = recorder
+        self._tracer = tracer
         self._memory = memory
         self.dtype = dtype
-        self.device = recorder.device
+        self.device = tracer.device
         self.shape = Shape(shape)
         self._strides = tuple(strides)
         self._offset = offset  # in elements
@@ -170,8 +170,8 @@ class TensorProxy:
 
     def numel(self) -> Any:
         if self._argument is not None:
-            return self._recorder.symbol(
-                self._recorder.facts.value("NUMEL", self._argument),
+            return self._tracer.symbol(
+                self._tracer.facts.value("NUMEL", self._argument),
                 math.prod(s.hint for s in self.shape),
                 "numel",
                 natural=True,
@@ -197,14 +197,12 @@ class TensorProxy:
             return True
         answer = self._follows(self._strides)
         if self._argument is not None:
-            self._recorder.facts.guard("CONTIGUOUS", self._argument, int(answer))
+            self._tracer.facts.guard("CONTIGUOUS", self._argument, int(answer))
             self.__dict__["_known_contiguous"] = answer
             return answer
         return bool(self.numel() == 0) or all(
             bool(size == 1) or bool(stride == step)
-            for size, stride, step in zip(
-                self.shape, self._strides, self._recorder.dense(self.shape)
-            )
+            for size, stride, step in zip(self.shape, self._strides, self._tracer.dense(self.shape))
         )
 
     def _follows(self, strides: Sequence[Any]) -> bool:
@@ -220,7 +218,7 @@ class TensorProxy:
     # ------------------------------------------------------------------ views
 
     def view(self, *shape: Any) -> TensorProxy:
-        dense = self._recorder.dense(self.shape)
+        dense = self._tracer.dense(self.shape)
         if not all(bool(a == b) for a, b in zip(self._strides, dense)):
             raise Unsupported("a view of a tensor whose strides are not dense cannot be traced")
         sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
@@ -232,7 +230,7 @@ class TensorProxy:
             sizes[holes[0]] = self.numel() // rest
         if any(size < 0 for size in sizes) or math.prod(sizes) != self.numel():
             raise Unsupported("a view with another number of elements cannot be traced")
-        return self._view(sizes, self._recorder.dense(sizes), contiguous=True)
+        return self._view(sizes, self._tracer.dense(sizes), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
         return self.view(*shape)  # a reshape that may copy, of strides not dense, is Unsupported
@@ -368,7 +366,7 @@ class TensorProxy:
         contiguous: bool = False,
     ) -> TensorProxy:
         return TensorProxy(
-            self._recorder, self._memory, self.dtype, shape, strides,
+            self._tracer, self._memory, self.dtype, shape, strides,
             offset=self._offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
@@ -384,17 +382,17 @@ class TensorProxy:
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
         if self.is_contiguous(memory_format):
             return self
-        return self._recorder.allocate(self.shape, None, self.dtype).copy_(self)
+        return self._tracer.allocate(self.shape, None, self.dtype).copy_(self)
 
     def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
-        return self._recorder.like(self, memory_format=memory_format).copy_(self)
+        return self._tracer.like(self, memory_format=memory_format).copy_(self)
 
     def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
         if type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
             raise Unsupported("Tensor.to() with more than a dtype cannot be traced")
-        return self if dtype is self.dtype else self._recorder.like(self, dtype=dtype).copy_(self)
+        return self if dtype is self.dtype else self._tracer.like(self, dtype=dtype).copy_(self)
 
     def float(self) -> TensorProxy:
         return self.to(torch.float32)
@@ -409,13 +407,13 @@ class TensorProxy:
         return self.to(torch.bfloat16)
 
     def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
-        return self._recorder.empty(*shape, **self._like(options))
+        return self._tracer.empty(*shape, **self._like(options))
 
     def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
         return self.new_empty(*shape, **options).zero_()
 
     def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
-        return self._recorder.empty_strided(shape, strides, **self._like(options))
+        return self._tracer.empty_strided(shape, strides, **self._like(options))
 
     def _like(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of an allocation, by default this tensor's."""
@@ -425,20 +423,20 @@ class TensorProxy:
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
             raise Unsupported("copy_() of no tensor of this call cannot be traced")
-        to, origin = self._recorder.handle(self), self._recorder.handle(source)
-        self._recorder.act("COPY", to, origin, int(non_blocking))
+        to, origin = self._tracer.handle(self), self._tracer.handle(source)
+        self._tracer.act("COPY", to, origin, int(non_blocking))
         self._changed()
         return self
 
     def zero_(self) -> TensorProxy:
-        self._recorder.act("ZERO", self._recorder.handle(self))
+        self._tracer.act("ZERO", self._tracer.handle(self))
         self._changed()
         return self
 
     def _changed(self) -> None:
         """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
-            self._recorder.act("CHANGED")
+            self._tracer.act("CHANGED")
 
 
 ANSWERED = frozenset((*vars(TensorProxy), *TensorProxy.__annotations__))  # of a tensor

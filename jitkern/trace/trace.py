@@ -21,8 +21,8 @@ from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.lists import TensorList
 from jitkern.trace.program import Program, encoded, operands_of
-from jitkern.trace.recorder import Provider, Tracer, described, recording
 from jitkern.trace.stand_ins import traceable
+from jitkern.trace.tracer import Provider, Tracer, described, recording
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
@@ -67,19 +67,19 @@ def trace(
         raise Unsupported(refusal)
     if world.compares and world.tensors:
         raise Unsupported(world.compares)
-    recorder = Tracer(device, kernels_of, line_in(code), len(parameters))
+    tracer = Tracer(device, kernels_of, line_in(code), len(parameters))
     outer = running.facts, running.problem
-    running.facts, running.problem = recorder.facts, None
+    running.facts, running.problem = tracer.facts, None
     try:
-        proxies = _arguments(recorder, parameters, described(args), compares=bool(world.compares))
+        proxies = _arguments(tracer, parameters, described(args), compares=bool(world.compares))
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
-        with recording(recorder):
+        with recording(tracer):
             result = traceable(function, world)(
-                Kernels(recorder.start, recorder.choose, recorder),
+                Kernels(tracer.start, tracer.choose, tracer),
                 *(proxy for name, proxy in named.items() if name not in keywords),
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )
-        recorder.finish(result, signature.results)
+        tracer.finish(result, signature.results)
         if running.problem:  # a function that was called has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):
@@ -88,9 +88,9 @@ def trace(
         raise Unsupported(f"{error_site(e, function)}{_reason_of(e)}") from e
     finally:
         running.facts, running.problem = outer
-    steps = _needed([*recorder.facts.instructions, *recorder.actions])
-    program = encoded(steps, [*recorder.facts.constants], [*recorder.texts], recorder.memory)
-    return Traced(program, steps, recorder.kernels, recorder.facts.frozen, recorder.model, world)
+    steps = _needed([*tracer.facts.instructions, *tracer.actions])
+    program = encoded(steps, [*tracer.facts.constants], [*tracer.texts], tracer.memory)
+    return Traced(program, steps, tracer.kernels, tracer.facts.frozen, tracer.model, world)
 
 
 def _needed(steps: Sequence[Instruction]) -> list[Instruction]:
@@ -105,7 +105,7 @@ def _needed(steps: Sequence[Instruction]) -> list[Instruction]:
 
 
 def _arguments(
-    recorder: Tracer, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
+    tracer: Tracer, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
 ) -> list[Any]:
     """Return the proxies of the arguments.
 
@@ -117,31 +117,31 @@ def _arguments(
         if parameter.kind in _LISTS:
             if compares and parameter.kind in "LV" and value:
                 raise Unsupported("`is` cannot be traced beside a list of tensors")
-            proxies.append(_list(recorder, parameter, i, value))
+            proxies.append(_list(tracer, parameter, i, value))
             continue
         if parameter.kind not in "TtWw":
-            proxies.append(_number(recorder, parameter, i, value))
+            proxies.append(_number(tracer, parameter, i, value))
             continue
         tensors.append(i)
         if value is None:
-            recorder.facts.guard("NO_TENSOR", i)
+            tracer.facts.guard("NO_TENSOR", i)
             proxies.append(None)
             continue
         twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
         if twin is not None and compares:
-            recorder.facts.guard("IDENTICAL", twin, i, 1)
+            tracer.facts.guard("IDENTICAL", twin, i, 1)
             proxies.append(proxies[twin])
             continue
         for j in tensors[:-1]:
             if compares and args[j] is not None:
-                recorder.facts.guard("IDENTICAL", j, i, 0)
-        proxies.append(recorder.tensor(i, parameter.name, value))
+                tracer.facts.guard("IDENTICAL", j, i, 0)
+        proxies.append(tracer.tensor(i, parameter.name, value))
     return proxies
 
 
-def _number(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
+def _number(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
     """Return what stands for a number, a bool or None."""
-    kind, facts = parameter.kind, recorder.facts
+    kind, facts = parameter.kind, tracer.facts
     if kind.isupper():
         facts.guard("GIVEN", place, int(value is not None))
     if value is None:
@@ -151,17 +151,17 @@ def _number(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> A
         facts.guard("TRUTH", at, int(value))
         return value
     number = float(value) if kind in "fF" else int(value)
-    return recorder.symbol(at, number, f"`{parameter.name}`")
+    return tracer.symbol(at, number, f"`{parameter.name}`")
 
 
-def _list(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
+def _list(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
     """Return what stands for a list or a string; strings, bools and lengths are guarded."""
-    facts, name = recorder.facts, parameter.name
+    facts, name = tracer.facts, parameter.name
     if parameter.kind in "LV":
-        return TensorList(recorder, place, name, value)
+        return TensorList(tracer, place, name, value)
     if isinstance(value, str):
         value.encode()  # or this raises
-        facts.guard("SPELLS", place, recorder.text(value))
+        facts.guard("SPELLS", place, tracer.text(value))
         return value
     count = -1 if value is None else len(value)
     facts.guard("EQUAL", facts.value("COUNT", place), facts.constant(count), 1)
@@ -175,7 +175,7 @@ def _list(recorder: Tracer, parameter: Parameter, place: int, value: Any) -> Any
             items.append(item)
         else:
             kind = float if parameter.kind in "dD" else int
-            items.append(recorder.symbol(at, kind(item), label))
+            items.append(tracer.symbol(at, kind(item), label))
     return items
 
 

@@ -45,7 +45,7 @@ class Emulated:
 
     def __init__(self, function, calls):
         self.launches, self.results = [], []
-        launcher = function.op.launcher(function.op.sources["cuda"][0], "cuda")
+        launcher = function.op.launch_function(function.op.sources["cuda"][0], "cuda")
         for args in calls:
             self.results.append(launcher(Kernels(self.launches.append), *args))
         self.text = CUDA_IN_CPP + function.source("cuda")
@@ -142,7 +142,7 @@ def test_no_overflow_is_undefined_and_any_byte_is_true(tmp_path):
 
 def test_positions_beyond_32_bits():
     launches = []
-    launcher = bias.op.launcher(bias.op.sources["cuda"][0], "cuda")
+    launcher = bias.op.launch_function(bias.op.sources["cuda"][0], "cuda")
     for rows in (2**28, 2**28 - 1):
         x = torch.empty(rows, 8, dtype=torch.bfloat16, device="meta")
         launcher(Kernels(launches.append), x, torch.empty(8, dtype=torch.bfloat16, device="meta"))

@@ -264,5 +264,5 @@ def variant_for(function, *args):
     """Return the variant that a call launches on a GPU."""
     source, found = function.op.sources["cuda"][0], []
     kernels = Kernels(lambda call: found.append(variant_of(function.op.name, source, call)[0]))
-    function.op.launcher(source, "cuda")(kernels, *args)
+    function.op.launch_function(source, "cuda")(kernels, *args)
     return found[0]

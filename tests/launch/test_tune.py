@@ -238,7 +238,7 @@ def test_what_a_tune_function_may_not_give_is_named(declare, configurations, key
 def test_an_attribute_error_of_a_key_is_its_own(declare):
     op = declare(double, ways, key=lambda x: x.nothing)
     with pytest.raises(AttributeError, match="nothing"):
-        op.launcher(op.sources["cpu"][0], "cpu")(
+        op.launch_function(op.sources["cpu"][0], "cpu")(
             kernels_of(op), torch.ones(2)
         )  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_a_triton_kernel_takes_constexprs_and_options(tmp_path):
 
 def found(op, source, target):
     """The records that serve a call with a vector."""
-    function = op.written(source, target.device)
+    function = op.launch_function(source, target.device)
     launcher = Launcher(function, source, target, torch.device(target.device))
     world = world_of(parts_of(function))
     calls = records.CallClass.of(op.signature, launcher, world, [torch.ones(2)])

@@ -61,7 +61,7 @@ class Subject:
         if reference:
             self.op.reference(reference)
         source = self.op.sources["cpu"][0]
-        self._launcher = self.op.launcher(source, "cpu")
+        self._launcher = self.op.launch_function(source, "cpu")
         self.runner = Runner(name, source, Target.current("cpu"), torch.device("cpu"))
 
     def python(self, *args):

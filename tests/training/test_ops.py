@@ -243,7 +243,9 @@ def test_a_tensor_with_gaps_is_refused_another_order_is_not(device):
 def launches(tensors):
     """What the launch function for a GPU starts for a list."""
     op, calls = jitkern.ops.nonfinite_flag_, []
-    op.launcher(op.sources["cuda"][0], "cuda")(Kernels(calls.append), tensors, no_flag("cpu"), 1)
+    op.launch_function(op.sources["cuda"][0], "cuda")(
+        Kernels(calls.append), tensors, no_flag("cpu"), 1
+    )
     return calls
 
 

@@ -1,4 +1,4 @@
-"""The recorder of a trace, which notes allocations, launches and results as steps of a program."""
+"""The tracer of a trace, which notes allocations, launches and results as steps of a program."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().it
     torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
 }  # fmt: skip
 
-_active = threading.local()  # the recorder of this thread's trace
+_active = threading.local()  # the tracer of this thread's trace
 
 
 @contextlib.contextmanager
-def recording(recorder: Tracer) -> Iterator[None]:
-    """Make `recorder` note the allocations of this thread while the block runs."""
-    before, _active.recorder = getattr(_active, "recorder", None), recorder
+def recording(tracer: Tracer) -> Iterator[None]:
+    """Make `tracer` note the allocations of this thread while the block runs."""
+    before, _active.tracer = getattr(_active, "tracer", None), tracer
     try:
         yield
     finally:
-        _active.recorder = before
+        _active.tracer = before
 
 
 def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
     """Return the proxy that torch.empty, torch.zeros_like and the like make in a trace."""
-    recorder: Tracer = _active.recorder
+    tracer: Tracer = _active.tracer
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if name.endswith("_like"):
-        proxy = recorder.like(*args, **kwargs)
+        proxy = tracer.like(*args, **kwargs)
     elif "size" in kwargs:
-        proxy = recorder.empty(kwargs.pop("size"), *args, **kwargs)
+        proxy = tracer.empty(kwargs.pop("size"), *args, **kwargs)
     else:
-        allocate = recorder.empty_strided if name == "empty_strided" else recorder.empty
+        allocate = tracer.empty_strided if name == "empty_strided" else tracer.empty
         proxy = allocate(*args, **kwargs)
     return proxy.zero_() if name.startswith("zeros") else proxy
 
 
 def default_dtype() -> torch.dtype:
     """Return the default dtype, which the trace of this thread depends on from now on."""
-    recorder: Tracer = _active.recorder
-    return recorder.default_dtype()
+    tracer: Tracer = _active.tracer
+    return tracer.default_dtype()
 
 
 def is_proxy(value: object) -> bool:
@@ -114,7 +114,7 @@ Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads
 
 
 class Tracer:
-    """The recorder that the proxies of one trace share."""
+    """The tracer that the proxies of one trace share."""
 
     def __init__(
         self, device: torch.device, kernels_of: Provider, line: Callable[[], int], arguments: int
