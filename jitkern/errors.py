@@ -109,7 +109,7 @@ class NotCached(CacheError):
     command: str = ""
 
     def for_call(self, op: str, call: str) -> None:
-        """Let the message name the command that builds for this call, spelt as a text."""
+        """Add the command that builds for this call to the message."""
         if self.command and call:
             self.args = (f"{self.what} {self.command} --call '{op}({call})'",)
 

@@ -82,7 +82,7 @@ def has_other_tag(root: Path) -> bool:
 
 
 def holds_only_a_cache(root: Path) -> bool:
-    """Return whether all files in a root without a tag have names of ours, so that it may get one.
+    """Return whether a root without a tag holds cache files alone, so that it may get one.
 
     Hidden files and `lost+found` do not count: file systems make them. Raises OSError.
     """

@@ -49,7 +49,7 @@ def one_of(key: Key, content: Any) -> Key:
 
 
 def content_of(entry: Entry) -> Any:
-    """Return the content of a record. Raises ValueError for an entry that is none."""
+    """Return the content of a record. Raises ValueError for an entry of another kind."""
     content, which = entry.manifest.meta.get("content"), entry.manifest.inputs.get("which")
     if content is None or which not in (None, digest_of(content)):
         raise ValueError("its content is not what it was published with")

@@ -150,7 +150,7 @@ class Root:
             atomic.delete(bad / name)
 
     def _quarantine(self, path: Path) -> None:
-        """Move a damaged entry, or a file in the place of a directory of ours, into quarantine."""
+        """Move a damaged entry, or a file in the place of a cache directory, into quarantine."""
         if not layout.is_tagged(self.root) and not layout.is_entry(path):
             return  # the file may belong to the user
         with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ class Root:
             )
 
     def _make_own(self, path: Path) -> None:
-        """Make a directory of ours, and first quarantine a file or link in its place."""
+        """Make a cache directory; a file or link in its place is quarantined."""
         try:
             atomic.make_directory(path, 0o755, fsync=self.fsync)
         except FileExistsError:

@@ -22,7 +22,7 @@ def off(arguments: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def cast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
-    """Return the tensors, those of floats in the dtype of autocast if it is on for the device of x.
+    """Return the tensors; under autocast for the device of x, floats are cast to its dtype.
 
     Torch casts so what it gives to `linear` and `scaled_dot_product_attention`; float64 stays.
     """

@@ -271,7 +271,7 @@ def trim(error: BaseException) -> None:
 
 
 def _of_the_user(traceback: TracebackType | None) -> tuple[TracebackType | None, bool]:
-    """Return a traceback without frames of ours, and whether its last frame is one of them."""
+    """Return a traceback without jitkern's frames, and whether the last one was jitkern's."""
     kept, ours = [], False
     while traceback:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

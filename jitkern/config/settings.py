@@ -1,4 +1,4 @@
-"""What settings there are, and how they are read. No other file reads `os.environ`.
+"""The settings and their readers. No other file reads `os.environ`.
 
 Precedence, highest first:
 1. arguments (command-line options, `config.using(...)`, which counts in its own context alone)
@@ -174,7 +174,7 @@ class Config:
         self._take(values)
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        """Set values, each of which is checked. Raises SettingError and TypeError."""
+        """Check and set values. Raises SettingError and TypeError."""
         if unknown := values.keys() - _FIELDS.keys():
             raise TypeError(f"there is no setting {min(unknown)}")
         chosen = self.__dict__

@@ -96,7 +96,7 @@ def tuning_key_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _dtypes_of(value: Any) -> Sequence[torch.dtype]:
-    """Return the dtype of a tensor, or those of the tensors of a list."""
+    """Return the dtypes of a tensor or of a list of tensors."""
     if isinstance(value, torch.Tensor):
         return (value.dtype,)
     if not isinstance(value, (list, tuple)):
@@ -145,7 +145,7 @@ def published(
     op: str, source: Source, function: str, target: Target, model: str,
     configs: Sequence[Any], situation: TuningKey,
 ) -> Choice | None:  # fmt: skip
-    """Return the choice that the cache keeps for a model; of one configuration there is none."""
+    """Return the cached choice for a device model; a single configuration needs none."""
     if len(configs) == 1:
         return Choice(0, "")
     key = _key(op, source, function, target, model, configs, situation)

@@ -1,4 +1,4 @@
-"""From a launch to the variant it needs: template arguments, and argument classes for Triton."""
+"""The variant that a launch needs: template arguments, and argument classes for Triton."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor does not hold its values: conj(), imag, zeros of a tangent."""
+    """Whether the values of a tensor are not in its memory: conj(), imag, zeros of a tangent."""
     return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
 
 

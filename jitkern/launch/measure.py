@@ -34,7 +34,7 @@ _Clock = Callable[[Launch, torch.device, Callable[[], object]], float]
 
 
 class Measurement(NamedTuple):
-    """What a configuration costs: the median of its times, infinite if it was left out, and why."""
+    """The median time of a configuration; infinite if it was left out, with the reason."""
 
     milliseconds: float
     problem: RuntimeError | None = None
@@ -149,7 +149,7 @@ def copies_for(args: Sequence[Any]) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _room_for(what: str, remedy: str) -> Iterator[None]:
-    """Say in a block that copies tensors what to do if no memory is left."""
+    """Raise LaunchError with a remedy if memory is short in a block that copies tensors."""
     try:
         yield
     except torch.OutOfMemoryError as e:

@@ -22,7 +22,7 @@ Launch = Callable[[], object]
 
 
 class Tuning(NamedTuple):
-    """What `.tune` declares: the configurations, and how they are measured.
+    """A declaration by `.tune`: the configurations, and how they are measured.
 
     configurations: returns the configurations for the op's inputs. key: returns the value that a
     choice depends on besides the dtypes of the inputs. inputs: returns the arguments to measure

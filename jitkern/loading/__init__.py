@@ -28,7 +28,7 @@ LOADED: dict[str, Any] = {}
 
 
 def content_of(digest: str, source: Source) -> str:
-    """Return the name in LOADED of an entry's content, of which an Extension has several functions.
+    """Key of loaded code in LOADED: the digest of an entry, and for an Extension its function.
 
     digest: of the entry.
     """
@@ -41,7 +41,7 @@ _guard = threading.Lock()
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Let at most one thread of this process be in a block of this name."""
+    """A lock for each name: one thread of this process at a time."""
     with _guard:
         lock = _locks.setdefault(name, threading.Lock())
     with lock:

@@ -1,4 +1,4 @@
-"""Make a published entry callable in this process. No compiler, no Triton, no subprocess.
+"""Load a published entry into this process, without compiler, Triton or subprocess.
 
 The modules for one kind of source are imported when an entry of that kind is loaded: the launch
 runtime, which each process loads, needs none of them.

@@ -1,4 +1,4 @@
-"""What `help`, `inspect` and an editor show of an op, made of its declaration when they ask."""
+"""Docstring, signature and annotations of an op, made of its declaration on demand."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ registering = threading.local()  # `op`: Torch asks its namespace for an op that
 
 
 def key_compile_caches() -> None:
-    """Make a digest of all ops, as they are when a graph is compiled, a part of Torch's cache keys.
+    """Add a digest of all ops, taken when a graph is compiled, to Torch's cache keys.
 
     The caches of torch.compile key a graph by the names of the ops in it (pytorch#144344): after an
     edit they would serve a graph with the old backward, fake or reference of an op. So the digest

@@ -149,7 +149,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def _mark(ctx: Any, op: Op, results: Sequence[Any]) -> None:
-    """Tell Torch which results have no gradient."""
+    """Mark results without a gradient for Torch."""
     plain = op.declaration.nondifferentiable
     without = [
         tensor
@@ -178,7 +178,7 @@ def _lengths(values: Iterable[Any]) -> list[int | None]:
 
 
 def _grouped(flat: Iterable[Any], lengths: Iterable[int | None]) -> list[Any]:
-    """Return the values of which `_flat` and `_lengths` made these."""
+    """Return the nested values: the inverse of `_flat`, by `_lengths`."""
     items = iter(flat)
     return [
         next(items) if length is None else list(itertools.islice(items, length))
@@ -204,7 +204,7 @@ class _Differentiable:
         return _flat(self.named[name] for name in self.gradient.tensors)
 
     def results(self, flat: Any) -> Any:
-        """Return the results of the op, of those of the node."""
+        """Return the op's results from the flat results of the autograd function."""
         if self.returned == [None]:
             return flat
         results = _grouped(flat, self.returned)

@@ -57,7 +57,7 @@ class Backend:
     def _recalled(
         self, programs: runtime.programs.OpPrograms, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a record of the cache had one more program for calls like this one."""
+        """Append the next recorded program for such calls; returns whether there was one."""
         op, declaration, made = self.op, self.op.declaration, self._implementation
         source = next(iter(self.sources), None)
         if source is None or source.runs == ITSELF or (made and made.pinned):

@@ -150,7 +150,7 @@ class Implementation:
         self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:  # fmt: skip
-        """Do what `_run` does, where a miss may tell a build service of this call."""
+        """Call `_run`; a miss inside may ask a build service for this call."""
         with self._served(source, device, args, kwargs):
             return self._run(generation, source, device, args, kwargs)
 
@@ -184,7 +184,7 @@ class Implementation:
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
-        """Tell the op and the line of its author that an error comes from.
+        """Add the op and the author's line to an error.
 
         What an author raises on purpose, as by `torch._check`, stays as it is.
         """
@@ -366,7 +366,7 @@ def _restride(result: Any, promised: Any) -> Any:
 
 
 def _share_workspaces(device: torch.device) -> bool:
-    """Let programs use the workspaces of the current stream; returns whether one is new to them."""
+    """Register the current stream's workspaces with C; returns whether one is new there."""
     loaded = runtime.binding.runtime()
     if loaded is None or device.type != "cuda":
         return False

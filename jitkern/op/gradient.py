@@ -239,7 +239,7 @@ class Gradient:
         return tuple(self._checked(*of_input) for of_input in checked)
 
     def _checked(self, name: str, gradient: Any, needed: Any, expected: Any) -> Any:
-        """Return the gradient of a tensor, or those of a list. Raises DeclarationError."""
+        """Check and return the gradient of a tensor or list. Raises DeclarationError."""
         if isinstance(expected, list):
             gradients = [None] * len(expected) if gradient is None else gradient
             if not isinstance(gradients, (list, tuple)) or len(gradients) != len(expected):

@@ -1,4 +1,4 @@
-"""Whether calls are recorded for Autograd, and by whom: C++, or Python until C++ is loaded."""
+"""State of recording for Autograd: depth of this thread, and the C++ recorder once it is loaded."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Runtime:
         self.library.jitkern_lead(ctypes.byref(entry))
 
     def declare(self, slot: Declared) -> None:
-        """Make the slot known to C."""
+        """Declare a slot in C."""
         names = (text.encode() for text in (slot.kinds, slot.results, slot.name, slot.sibling))
         self.library.jitkern_declare(slot.number, *names, int(slot.cuda), int(slot.autograd))
         self.library.jitkern_backends(slot.number, *slot.backends)
@@ -149,7 +149,7 @@ class Runtime:
             return place
 
     def share(self, block: Block) -> bool:
-        """Let programs use the workspace of a stream; returns whether they did not know it yet."""
+        """Register the workspace of a stream with C; returns whether it is new there."""
         address, size = c_void_p(block.memory.data_ptr()), c_longlong(block.memory.numel())
         with self.lock:
             found = self.library.jitkern_workspace(
@@ -162,7 +162,7 @@ class Runtime:
         self.library.jitkern_forget(slot)
 
     def record(self, slot: int, recorder: int, gradient: int) -> None:
-        """Let C++ record calls of the op at this slot; gradient: as C++ knows it, 0 for Python."""
+        """Set the C++ function that records a slot's calls; gradient: its handle, 0 for Python."""
         self.library.jitkern_record(slot, c_void_p(recorder), c_void_p(gradient))
 
     def misses(self, slot: int) -> int:
@@ -181,7 +181,7 @@ class Runtime:
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
-        """Tell C which kind of source the settings prefer: a program serves only under its own."""
+        """Pass the preferred kind of source to C, where a program serves under its own alone."""
         everywhere, here = (
             -1 if kind is None else config.number_of(kind) for kind in config.preferences()
         )
@@ -257,14 +257,14 @@ def adopt(library: ctypes.CDLL) -> None:
 
 
 def _use(library: ctypes.CDLL) -> None:
-    """Let the ops use the runtime in a loaded library."""
+    """Bind the runtime of a loaded library, and point all trampolines at it."""
     _state.runtime = loaded = Runtime(library)
     registry().load(loaded)
     _call_waiting(loaded)
 
 
 def _take(*, may_compile: bool) -> None:
-    """Load the runtime, and let the ops use it."""
+    """Load the runtime and bind it; log why that is not possible."""
     if not code_page.supported():
         return
     try:
@@ -294,7 +294,7 @@ def _call_waiting(loaded: Runtime) -> None:
 
 
 def announce(why: CompilerNotFound) -> None:
-    """Warn, once, that there is no compiler for the runtime."""
+    """Log once per message that the runtime has no compiler."""
     message = f"calls go through the Python launcher, which is slower: {why}"
     if message not in _announced:
         _announced.add(message)

@@ -1,4 +1,4 @@
-"""What a launch record says of the files that its kernels were compiled from, and whether it holds.
+"""The files that the kernels of a launch record were compiled from: noted, and compared later.
 
 Files and the paths where no file may be are named relative to bases that may lie elsewhere on each
 machine. Where files are not all that decides (variables, paths in flags, a macro's `#include`, a
@@ -28,7 +28,7 @@ Place = tuple[int, str]  # the number of a base (see `_bases`), and a path relat
 
 
 class Dependencies(NamedTuple):
-    """What a record depends on. references: to its kernels, as they are keyed now."""
+    """The files and keys that a record depends on. references: the present keys of its kernels."""
 
     references: list[tuple[str, str, str]]
     content: dict[str, Any]

@@ -166,7 +166,7 @@ class OpPrograms:
         return False
 
     def refuse(self, state: CallClassState, why: str) -> None:
-        """Note why calls keep the Python launcher. Other branches may be traced all the same."""
+        """Note why calls of a class stay in Python. Other branches may still be traced."""
         if not state.refused:
             _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
         state.refused = why

@@ -116,7 +116,7 @@ class Registry:
         return self.answers[slot % WITHOUT_RUNTIME](args, slot >= WITHOUT_RUNTIME)
 
     def fail(self, text: str, *, by_python: bool, interrupted: bool) -> None:
-        """Make the call that asked Python raise a RuntimeError with this text.
+        """Make the call that is being answered raise a RuntimeError with this text.
 
         interrupted: whether the error stands for a Ctrl-C that nobody else will raise. With
         `by_python` the Ctrl-C is lost: Python would raise it again before `_ask` has returned.
@@ -140,7 +140,7 @@ class Registry:
             raise RuntimeError(f"cannot register {name}: Torch took no kernel at {key}")
 
     def _ask(self, stack: int, taken: int, returned: int, number: int) -> int:
-        """Do what `ask_python` of runtime.c does; returns the address of an error's text, or 0."""
+        """Call the sibling op, as runtime.c does; returns the address of an error's text, or 0."""
         slot = self.declared[number]
         values = (c_uint64 * max(taken, returned, 1)).from_address(stack)
         passed = (c_uint64 * (1 + max(taken, returned)))(WITHOUT_RUNTIME | number, *values[:taken])

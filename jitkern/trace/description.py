@@ -1,4 +1,4 @@
-"""What functions do, as a text that is equal in two processes only if they do the same.
+"""Text of functions that is equal in two processes only if they do the same.
 
 The text has the code of functions and all that the code reads by a name. What comes with an
 installed package, such as Torch, counts by its name; all else counts by its content now: numbers,
@@ -104,7 +104,7 @@ class _Description:
         return text, *held, self.of(vars(function)), *names
 
     def _read(self, scope: dict[str, Any], name: str, attributes: Sequence[str]) -> Any:
-        """Return the text of a name; of a module, that of the attribute that is taken off it."""
+        """Return the text of a name's value; for a module, of the attribute read from it."""
         if name not in scope:
             return "a builtin"
         value = scope[name]
@@ -163,7 +163,7 @@ class _Description:
         return f"{type(value).__qualname__} {id(value)} of {_PROCESS}"
 
     def _is_installed(self, module: str, file: str) -> bool:
-        """Whether a module is of another package than the op, and is not edited."""
+        """Whether a module belongs to another, installed package than the op."""
         if f"{module}.".startswith(f"{self.own}."):
             return False
         top = module.partition(".")[0]

@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 
 
 def check(condition: Any, message: Callable[[], object] | None = None) -> None:
-    """Do what torch._check does, without sympy for a bool, and without a guard on a size."""
+    """Check as torch._check does, without sympy for a bool, and without a guard on a size."""
     if isinstance(condition, torch.SymBool) and condition.node.has_hint() and condition.node.hint:
         return
     if not isinstance(condition, bool):

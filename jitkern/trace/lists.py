@@ -100,7 +100,7 @@ class TensorList:
         return self._proxies[index]
 
     def tables(self, lists: Sequence[Any], chunk: int, most: int, *, dense: bool) -> list[Any]:
-        """Return the tables of these lists, of which this one is the first that is an argument."""
+        """Return the tables of these lists; this one is the first that is an argument."""
         if any(type(items) is not TensorList for items in lists):
             raise Unsupported("k.tables() of a list that is no argument of the op cannot be traced")
         described = [items._described for items in lists]

@@ -371,7 +371,7 @@ class TensorProxy:
         )  # fmt: skip
 
     def _position(self, dim: Any, count: int = -1) -> int:
-        """Return a dimension from 0 on, of `count` ones: by default those of the tensor."""
+        """Return a dimension as a number from 0 to `count`, by default the tensor's rank."""
         dim, count = concrete(dim), max(self.ndim if count < 0 else count, 1)
         if type(dim) is not int or not -count <= dim < count:
             raise Unsupported(f"dimension {dim} of a tensor of {self.ndim} cannot be traced")

@@ -1,4 +1,4 @@
-"""Run a launch function once, with tensors and numbers that stand for those of later calls.
+"""Trace a launch function: run it once with proxies of tensors and numbers.
 
 Its comparisons become guards, its allocations and launches become actions, and both together make a
 program (`program.py`). A construct that C cannot follow is Unsupported, with the line, and the op

@@ -45,7 +45,7 @@ _active = threading.local()  # the tracer of this thread's trace
 
 @contextlib.contextmanager
 def recording(tracer: Tracer) -> Iterator[None]:
-    """Make `tracer` note the allocations of this thread while the block runs."""
+    """Note the allocations of this thread in `tracer` while the block runs."""
     before, _active.tracer = getattr(_active, "tracer", None), tracer
     try:
         yield
@@ -181,7 +181,7 @@ class Tracer:
         self, places: Sequence[int],
         tables: Sequence[tuple[tuple[torch.dtype, ...], Any, int, int]], chunk: int, *, dense: bool,
     ) -> tuple[int, list[int]]:  # fmt: skip
-        """Let the program fill tables of the lists at these places (see `tables.parts`).
+        """Add the step that fills tables of the lists at these places (see `tables.parts`).
 
         Returns the places in memory of the tables, one after the other, and of the words of each,
         which has as many for each list.

@@ -40,7 +40,7 @@ def is_plain(value: object) -> bool:
 
 
 def homes_of(function: types.FunctionType) -> tuple[str, str]:
-    """Return the module that a function names, which `wraps` copies, and that of its code."""
+    """Return the `__module__` of a function, which `wraps` copies, and the module of its code."""
     return str(function.__module__), str(function.__globals__.get("__name__"))
 
 

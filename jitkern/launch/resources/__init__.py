@@ -1,4 +1,4 @@
-"""What a launch function asks of `k` beside launches: device facts, workspaces, maps and tables."""
+"""The attributes of `k` beside launches: device facts, workspaces, maps and tables."""
 
 from __future__ import annotations
 

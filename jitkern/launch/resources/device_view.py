@@ -16,7 +16,7 @@ from jitkern.target import EXAMPLE, Target
 
 
 class Device(Protocol):
-    """What a launch function may ask for beside launches."""
+    """Protocol of a device: its facts and resources, beside launches."""
 
     def fact(self, name: str) -> Any:
         """Return a fact of the device, by its name in `device_facts.FACTS`. Raises LaunchError."""

@@ -93,7 +93,7 @@ class Table:
 def tables_of(
     lists: Sequence[Sequence[torch.Tensor]], chunk: int, most: int, *, dense: bool
 ) -> Tables:
-    """Do what `Kernels.tables` promises."""
+    """Return the tables of lists; see `Kernels.tables`."""
     if not 1 <= len(lists) <= LISTS or not all(hasattr(items, "__len__") for items in lists):
         raise LaunchError(f"k.tables() takes 1 to {LISTS} lists of tensors, got {len(lists)}")
     if type(chunk) is not int or chunk < 1:
@@ -145,7 +145,7 @@ def parts(
 
 
 def power_of_two(number: int) -> int:
-    """Return the number. Raises LaunchError if it is no power of 2."""
+    """Return the number. Raises LaunchError unless it is a power of 2."""
     if type(number) is not int or number < 1 or number & (number - 1):
         raise LaunchError(f"aligned() takes a power of 2, got {number!r}")
     return number

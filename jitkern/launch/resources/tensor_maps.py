@@ -44,7 +44,7 @@ class TensorMap:
 
 
 class TensorMapOptions(NamedTuple):
-    """What a map says beside sizes, strides and the box, in numbers of the driver."""
+    """Options of a map beside sizes, strides and the box, as the driver's numbers."""
 
     type: int
     rank: int

@@ -93,7 +93,7 @@ def _grown(size: int, before: torch.Tensor | None) -> int:
 
 
 def _made(device: torch.device, size: int, *, is_captured: bool) -> torch.Tensor:
-    """Return zeroed memory that is no part of a graph, nor of a memory pool.
+    """Return zeroed memory outside of any graph and memory pool.
 
     A memory pool takes the allocations of a thread, as during the warm-up of a compiled graph, or
     of a stream, as while a graph is captured: so another thread allocates, on another stream. The
