@@ -24,7 +24,7 @@ ORDER = (
 BUDGETS = {
     "beside": 1200, "files": 440, "config": 890, "cache": 1870, "source": 3090,
     "cache_tools": 1910, "remote": 2440, "calls": 740, "compilers": 4995, "loading": 650,
-    "jit": 810, "launch": 2890, "trace": 2715, "runtime": 3390, "op": 2940, "raw": 540,
+    "jit": 810, "launch": 2890, "trace": 2715, "runtime": 3380, "op": 2930, "raw": 540,
     "dropin": 560, "composition": 4080, "prewarming": 1920, "devtools": 680, "inference": 40,
     "service": 1500, "cli": 3140,
 }  # fmt: skip
