@@ -158,5 +158,5 @@ def _inputs_of(group: Group) -> list[Any]:
         inputs.append(jit.key_of(Variant(op.name, source), target).inputs)
         if source.runs != ITSELF:
             world = world_of(parts_of(op.launch_function(source, target.device)))
-            inputs.append(world.identity if world.kept and world.closed() else "")
+            inputs.append(world.identity if world.portable and world.is_fully_known() else "")
     return inputs

@@ -96,7 +96,7 @@ class CallClass(NamedTuple):
         """
         (function, source, target, device), world = self.launcher, self.world
         code = code_version.digest()
-        if world.refusal or not world.kept or not code:
+        if world.refusal or not world.portable or not code:
             return None
         flags = source.every_flag
         exact = target.for_host_code(native=getattr(source, "native", False))

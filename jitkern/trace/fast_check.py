@@ -64,7 +64,7 @@ class _FastCheck:
     def _copied(self) -> tuple[World | None, Function | None]:
         function = self._function
         world = world_of(parts_of(function))
-        if not world.uses(torch._check) or not world.closed(_is_inert):
+        if not world.uses(torch._check) or not world.is_fully_known(_is_inert):
             return None, None
         copied = iter(trace.copying.copies(world, {id(torch._check): check}))
         return world, changed(function, lambda _: next(copied))

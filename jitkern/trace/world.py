@@ -119,7 +119,7 @@ class World:
         self.refusal = self.handler = ""
         # False if a value holds for the devices of this machine only, or the order of a set for
         # this process only: the hash of a text is another one in the next process.
-        self.kept = True
+        self.portable = True
         self.attributes: set[str] = set()
         self.compares = ""  # where a function may ask if two arguments are one object
         self.tensors = False  # whether a function reads a tensor, which may be an argument too
@@ -164,7 +164,7 @@ class World:
                     return False
         return True
 
-    def closed(self, harmless: Callable[[Any], bool] = lambda _: False) -> bool:
+    def is_fully_known(self, harmless: Callable[[Any], bool] = lambda _: False) -> bool:
         """Whether the world follows all that the functions read, except for harmless objects."""
         return not self.refusal and all(map(harmless, self._trapped))
 
@@ -198,7 +198,7 @@ class World:
         reads = code_names(code)
         self.attributes |= reads.attributes
         self.compares = self.compares or _refusal(function, reads.compares)
-        self.kept &= not reads.sets
+        self.portable &= not reads.sets
         defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
         self._spelled.append(f"defaults {len(defaults)} {[*keywords]}")
         node.defaults = [self._value(value, "a default") for value in defaults]
@@ -269,7 +269,7 @@ class World:
         member = inside.get(first, ABSENT)
         self._bind(inside, first, member)
         if module is torch.cuda and first in _OF_A_DEVICE:
-            self.kept = False
+            self.portable = False
             return Namespace({first: Known(member)})
         inner = self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)
         part = Namespace({first: inner})
@@ -283,7 +283,7 @@ class World:
 
     def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
-            self.kept &= tested or is_ordered(value)
+            self.portable &= tested or is_ordered(value)
             self._spelled.append(spelled(value))
             return Known(value)
         if known := known_name(value):
@@ -292,7 +292,7 @@ class World:
             self._uses.add(id(value))
             if value in (operator.is_, operator.is_not):
                 self.compares = self.compares or f"{name} cannot be traced beside a tensor"
-            self.kept &= value not in (set, frozenset)
+            self.portable &= value not in (set, frozenset)
             return Known(value)
         if value is ABSENT:
             self._spelled.append("absent")
@@ -336,7 +336,7 @@ class World:
             self.members.append(Member(value, "size", len(value)))
             self._spelled.append(f"dict of {len(value)}")
             for key, member in table.items:
-                self.kept &= is_ordered(key)
+                self.portable &= is_ordered(key)
                 self._spelled.append(f"key {spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
