@@ -181,23 +181,24 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     """
     (_, source, target, _), op = call_class.launcher, call_class.signature.name
     key = None if traced.model is None else call_class.key(traced.model)
+    read = reader()
+    stored = [*of_keys(read, key)] if key else []
+    for one in stored:
+        if _is_of(one, call_class, traced) and is_fresh(one, op, source, target):
+            read.used(one.entry)
+            return one.entry, False
     kernels = [kernel.variant for kernel in traced.kernels]
     needed = key and room.freshness.dependencies(source, target, kernels)
     if not key or not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
     known: list[StoredRecord] = []
     stale: list[StoredRecord] = []
-    read = reader()
-    for one in of_keys(read, key):
+    for one in stored:
         (known if is_fresh(one, op, source, target) else stale).append(one)
     content = {
         "program": traced.program, "kernels": needed.references, "runtime": _runtime(target),
         "example": call_class.example, "constant": bool(traced.frozen), **needed.content,
     }  # fmt: skip
-    for one in known:
-        if _is_of(one, call_class, traced):
-            read.used(one.entry)
-            return one.entry, False
     if not code_version.is_what_runs():
         return None
     cache = jit.open_cache()
