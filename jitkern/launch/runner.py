@@ -14,6 +14,7 @@ import torch
 
 from jitkern import config, jit, launch
 from jitkern._fork import after_fork
+from jitkern.cache.entry import Entry
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.launch import autotune
@@ -237,16 +238,20 @@ class Runner:
 class CachedKernels:
     """Kernels of one source for any target, read from the cache, for a trace that runs nothing.
 
-    model: the device model whose choices among configurations are used.
+    model: the device model whose choices among configurations are used. entries: those that were
+    looked up before, to which others are added.
     """
 
-    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
+    def __init__(
+        self, op: str, source: Source, target: Target, model: str, entries: dict[Variant, Entry]
+    ) -> None:
         self.op = op
         self.source = source
         self.target = target
         self.model = model
         self.where = f"{op} for {target}"
         self.present = AbsentDevice(target)
+        self._entries = entries
 
     def chosen(self, function: str, configs: Sequence[Any], situation: TuningKey) -> Choice:
         """Return the choice that the cache holds for the device model. Raises Unsupported."""
@@ -264,7 +269,9 @@ class CachedKernels:
     def compiled(self, call: Call) -> Compiled:
         """Return the variant that a call needs, without loading it. Raises NotCached."""
         variant, positions = variant_of(self.op, self.source, call, self.where)
-        entry = jit.ensure(variant, self.target, may_compile=False)
+        if variant not in self._entries:
+            self._entries[variant] = jit.ensure(variant, self.target, may_compile=False)
+        entry = self._entries[variant]
         return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, positions)
 
     def check(self, call: Call) -> None:

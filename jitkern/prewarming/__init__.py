@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         builder as builder,
         engines as engines,
         parts as parts,
-        pool as pool,
         shards as shards,
         tasks as tasks,
         wanted as wanted,

@@ -12,9 +12,8 @@ from jitkern.cache.entry import Entry
 from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, error_site
 from jitkern.launch.autotune import choices_of
-from jitkern.launch.call import Call, all_configurations, variant_of
+from jitkern.launch.call import Call, all_configurations
 from jitkern.launch.devices import Launcher
-from jitkern.launch.geometry import Compiled
 from jitkern.launch.runner import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -28,21 +27,6 @@ from jitkern.trace import trace
 from jitkern.trace.tracer import described
 
 
-class _Known(CachedKernels):
-    """Kernels of the cache, each of which is looked up once, however many calls need it."""
-
-    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
-        super().__init__(op, source, target, model)
-        self._compiled: dict[Variant, Compiled] = {}
-
-    def compiled(self, call: Call) -> Compiled:
-        """Return the variant that a call needs, without loading it. Raises NotCached."""
-        variant, _ = variant_of(self.op, self.source, call, self.where)
-        if variant not in self._compiled:
-            self._compiled[variant] = super().compiled(call)
-        return self._compiled[variant]
-
-
 class TracedCall(NamedTuple):
     """A trace that a sample uses, and the described arguments of the sample."""
 
@@ -51,16 +35,20 @@ class TracedCall(NamedTuple):
 
 
 def refused_by(
-    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+    op: Op,
+    source: Source,
+    target: Target,
+    calls: Sequence[tuple[Any, ...]],
+    entries: dict[Variant, Entry] | None = None,
 ) -> list[str]:
     """Return why calls cannot launch their kernels: the messages that the calls would raise.
 
     The launch function runs in Python, up to each launch. Kernels that are not in the cache are
-    left out. Of several configurations, one that fits is enough.
+    left out. Of several configurations, one that fits is enough. entries: see `CachedKernels`.
     """
     if source.runs == ITSELF:
         return []
-    kernels = _Known(op.name, source, target)
+    kernels = CachedKernels(op.name, source, target, "", {} if entries is None else entries)
 
     def check(call: Call) -> None:
         for expansion in all_configurations(op.name, source, call):
@@ -84,11 +72,15 @@ def refused_by(
 
 
 def traces_of(
-    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+    op: Op,
+    source: Source,
+    target: Target,
+    calls: Sequence[tuple[Any, ...]],
+    entries: dict[Variant, Entry] | None = None,
 ) -> tuple[list[TracedCall], list[str]]:
     """Return the traces that calls use, and the reasons why other calls keep the Python launcher.
 
-    Calls whose kernels are not in the cache are left out.
+    Calls whose kernels are not in the cache are left out. entries: see `CachedKernels`.
     """
     if source.runs == ITSELF or not calls:
         return [], []
@@ -96,7 +88,10 @@ def traces_of(
         return [], [f"its schema has types that only Python passes: {op.schema}"]
     traces: dict[tuple[Any, ...], TracedCall] = {}
     reasons: dict[str, None] = {}
-    known = [_Known(op.name, source, target, model) for model in _models(op, source, target)]
+    entries = {} if entries is None else entries
+    known = [
+        CachedKernels(op.name, source, target, m, entries) for m in _models(op, source, target)
+    ]
     for call in calls:
         refused = []
         for kernels in known:

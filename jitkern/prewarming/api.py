@@ -77,13 +77,13 @@ def prewarm(
     # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
         tell = progress or (lambda _: None)
-        workers = None
+        elsewhere = None
         if executor:
-            workers = prewarming.parts.Workers(
+            elsewhere = prewarming.parts.Workers(
                 executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
             )
         builder = Builder(
-            parallelism.limit(), tell, workers=workers, keep_going=keep_going, refresh=refresh
+            parallelism.limit(), tell, elsewhere=elsewhere, keep_going=keep_going, refresh=refresh
         )
         return [*builder.build(groups_of(chosen, parsed)), *rest]
 

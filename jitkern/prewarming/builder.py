@@ -1,19 +1,31 @@
-"""Build kernels, and the launch records of calls as soon as their kernels are there."""
+"""Build the kernels that calls need, and then publish the launch records of the calls."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jitkern import jit
+from jitkern.cache.entry import Entry
 from jitkern.jit import announcement
 from jitkern.op import recorder
 from jitkern.op.needed_kernels import units_of
-from jitkern.prewarming import pool
+from jitkern.prewarming import workers
 from jitkern.prewarming.ahead import keep_all, refused_by, traces_of
-from jitkern.prewarming.tasks import NOT_TRIED, Group, Kernel, Result, Step, compilers_of, reason_of
+from jitkern.prewarming.tasks import (
+    NOT_TRIED,
+    Group,
+    Kernel,
+    Result,
+    Step,
+    built_here,
+    reason_of,
+)
 from jitkern.runtime import binding
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target, this_platform
@@ -32,28 +44,40 @@ class Recorded(NamedTuple):
     refused: why calls cannot be launched. notes: why others keep to their Python launcher.
     """
 
-    refused: list[str]
+    refused: Sequence[str]
     notes: Sequence[str] = ()
     launches: Sequence[Result] = ()
 
 
-class _Calls:
-    """Calls of a group that use the same kernels, and what came of their launch records."""
+@dataclass
+class _Work:
+    """The work for a group, and what came of it.
 
-    def __init__(self, group: Group, calls: list[tuple[Any, ...]], kernels: set[Kernel]) -> None:
-        self.group = group
-        self.calls = calls
-        self.kernels = kernels
-        self.refused: list[Result] = []
-        self.launches: Sequence[Result] = ()
+    failed: the calls whose kernels are unknown. of_all_ops: what launch records need beside the
+    kernels. choices: of each call, the launches of each of its configurations, one of which is
+    enough; see `needed_kernels`. calls: those that use the same kernels are together.
+    """
 
-    def recorded(self) -> Recorded:
-        """Check the calls, trace them, and publish their launch records. Raises CacheError."""
+    group: Group
+    failed: list[Result]
+    left_out: list[Result]
+    kernels: dict[Kernel, None] = field(default_factory=dict)
+    of_all_ops: dict[Kernel, None] = field(default_factory=dict)
+    choices: list[list[list[set[Kernel]]]] = field(default_factory=list)
+    calls: list[list[tuple[Any, ...]]] = field(default_factory=list)
+    refused: list[Result] = field(default_factory=list)
+    launches: list[Result] = field(default_factory=list)
+
+    def recorded(self, calls: list[tuple[Any, ...]], entries: dict[Variant, Entry]) -> Recorded:
+        """Check calls, trace them, and publish their launch records. Raises CacheError.
+
+        entries: of kernels that were looked up before.
+        """
         op, source, target = self.group.op, self.group.source, self.group.target
         try:
-            if refused := refused_by(op, source, target, self.calls):
+            if refused := refused_by(op, source, target, calls, entries):
                 return Recorded(refused)
-            traces, reasons = traces_of(op, source, target, self.calls)
+            traces, reasons = traces_of(op, source, target, calls, entries)
             launches = [
                 Result(
                     op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
@@ -68,28 +92,11 @@ class _Calls:
         return Recorded([], notes, launches)
 
 
-class _Work:
-    """The work for a group, and what came of it.
-
-    failed: the calls whose kernels are unknown. choices: of each call, the launches of each of its
-    configurations, one of which is enough; see `needed_kernels`.
-    """
-
-    def __init__(self, group: Group, failed: list[Result], left_out: list[Result]) -> None:
-        self.group = group
-        self.failed = failed
-        self.left_out = left_out
-        self.kernels: dict[Kernel, None] = {}
-        self.of_all_ops: dict[Kernel, None] = {}  # which launch records need beside the kernels
-        self.calls: list[_Calls] = []
-        self.choices: list[list[list[set[Kernel]]]] = []
-
-
 class Builder:
     """Builds groups, `jobs` tasks at once.
 
-    workers: who compiles kernels in place of this machine. keep_going: go on after a failed build.
-    refresh: build cached entries again.
+    elsewhere: who compiles kernels in place of this machine. keep_going: go on after a failed
+    build. refresh: build cached entries again.
     """
 
     def __init__(
@@ -97,24 +104,21 @@ class Builder:
         jobs: int,
         progress: Callable[[Step], object],
         *,
-        workers: Workers | None = None,
+        elsewhere: Workers | None = None,
         keep_going: bool = False,
         refresh: bool = False,
     ) -> None:
         self._jobs = jobs
         self._progress = progress
-        self._workers = workers
+        self._elsewhere = elsewhere
         self._keep_going = keep_going
         self._refresh = refresh
-        self._compilers = jobs
         self._stopped = False
         self._done = 0
         self._total = 0
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._works: list[_Work] = []
-        self._tasks: list[Kernel | _Calls] = []
         self._results: dict[Kernel, Result] = {}
-        self._ended: set[Kernel] = set()
         self._broken: set[Kernel] = set()
         self._notes: set[str] = set()
 
@@ -125,62 +129,67 @@ class Builder:
         """
         self._works = [self._planned(group) for group in dict.fromkeys(groups)]
         self._stopped = any(work.failed for work in self._works) and not self._keep_going
-        kernels = sorted(self._kernels.values(), key=_cost)
-        calls = [calls for work in self._works for calls in work.calls]
-        self._total = len(kernels)
-        self._compilers = compilers_of(kernels, self._jobs)
-        self._tasks = [*kernels, *calls]
-        if self._workers and not self._stopped:
-            with contextlib.closing(self._workers.built(kernels)) as built:
-                for kernel, result in built:
-                    self._take(kernel, result)
-        self._perform({*range(len(self._tasks))})
+        self._total = len(self._kernels)
+        with announcement.silence():  # the progress tells what a user waits for
+            self._build(sorted(self._kernels.values(), key=_cost))
+            if not self._stopped:
+                self._record([(work, calls) for work in self._works for calls in work.calls])
         steps = zip(*(self._steps(work) for work in self._works))
         return list(_once([result for step in steps for part in step for result in part]))
 
-    def _perform(self, left: set[int]) -> None:
-        """Perform the tasks of these numbers, calls after their kernels."""
-        kernels = {kernel for work in self._works for kernel in work.kernels}
-        calls = sum(len(work.calls) for work in self._works)
-        jobs = min(self._jobs, max(len(kernels), calls))
-        ready: deque[int] = deque()
-        self._move(left, ready)
-        with (
-            announcement.silence(),  # the progress tells what a user waits for
-            contextlib.closing(pool.results(ready, self._result_of, jobs)) as results,
-        ):
-            for number, result in results:
-                task = self._tasks[number]
-                dead = isinstance(result, pool.Died)
-                if isinstance(task, Kernel):
-                    self._take(task, task.failed(result.reason) if dead else result)
-                else:
-                    self._note(task, Recorded([result.reason]) if dead else result)
-                self._move(left, ready)
+    def _build(self, kernels: Sequence[Kernel]) -> None:
+        """Find or build kernels; after a failed build no more are begun, unless `keep_going`."""
+        left = dict.fromkeys(kernels)
+        if not self._stopped and not self._refresh:
+            for kernel in kernels:
+                if result := kernel.found():
+                    del left[kernel]
+                    self._take(kernel, result)
+        if left and not self._stopped:
+            built = (
+                self._elsewhere.built([*left], lambda: self._stopped) if self._elsewhere
+                else built_here([*left], self._jobs, lambda: self._stopped, refresh=self._refresh)
+            )  # fmt: skip
+            with contextlib.closing(built):
+                for kernel, result in built:
+                    del left[kernel]
+                    self._take(kernel, result)
+        for kernel in left:
+            self._take(kernel, kernel.result("skipped", reason=NOT_TRIED))
 
-    def _move(self, left: set[int], ready: deque[int]) -> None:
-        """Move the tasks that wait for nothing to `ready`; after a failed build, drop all."""
-        for number in sorted(left):
-            task = self._tasks[number]
-            if isinstance(task, Kernel):
-                left.discard(number)
-                if task not in self._ended:
-                    ready.append(number)
-            elif task.kernels <= self._ended:
-                left.discard(number)
-                ready.append(number)
-        if self._stopped:
-            left.clear()
-            for task in [self._tasks[number] for number in ready]:
-                if isinstance(task, Kernel):
-                    self._take(task, task.result("skipped", reason=NOT_TRIED))
-            ready.clear()
+    def _record(self, calls: Sequence[tuple[_Work, list[tuple[Any, ...]]]]) -> None:
+        """Publish the launch records of calls whose kernels are there."""
+        entries = self._entries()
 
-    def _result_of(self, number: int) -> Result | Recorded:
-        task = self._tasks[number]
-        if isinstance(task, Kernel):
-            return task.built(self._compilers, refresh=self._refresh)
-        return task.recorded()
+        def recorded(number: int) -> Recorded:
+            work, alike = calls[number]
+            return work.recorded(alike, entries[work.group.target])
+
+        waiting = deque(range(len(calls)))
+        outcomes: dict[int, Recorded] = {}
+        done = workers.results(waiting, recorded, min(self._jobs, len(waiting)))
+        with contextlib.closing(done):
+            for number, outcome in done:
+                dead = isinstance(outcome, workers.Died)
+                outcomes[number] = Recorded([str(outcome)]) if dead else outcome
+                self._note(calls[number][0].group, outcomes[number])
+                if self._stopped:
+                    waiting.clear()
+        for number in sorted(outcomes):
+            work, _ = calls[number]
+            work.launches += outcomes[number].launches
+            work.refused += [work.group.result("failed", r) for r in outcomes[number].refused]
+
+    def _entries(self) -> dict[Target, dict[Variant, Entry]]:
+        """Return the entry of each kernel that was found or built, by its target."""
+        cache = jit.open_cache()
+        entries: dict[Target, dict[Variant, Entry]] = defaultdict(dict)
+        for kernel, result in self._results.items():
+            path = Path(result.path)
+            entry = cache.look_up(path.parent.name, path.name).entry if result.path else None
+            if entry:
+                entries[kernel.target][kernel.variant] = entry
+        return entries
 
     def _planned(self, group: Group) -> _Work:
         """Return the work for a group, by running its launch function on its calls."""
@@ -204,7 +213,7 @@ class Builder:
                 for choices in unit.choices
             ]
             if here and unit.calls:
-                work.calls.append(_Calls(group, unit.calls, {*kernels.values()}))
+                work.calls.append(unit.calls)
         if work.calls:
             host = Target.current("cpu")._replace(torch=target.torch)
             work.of_all_ops[self._kernel(Kernel(binding.variant(), host))] = None
@@ -223,10 +232,10 @@ class Builder:
 
     def _take(self, kernel: Kernel, result: Result) -> None:
         """Note the result of a kernel. That of a configuration that calls do without is skipped."""
-        self._ended.add(kernel)
         if result.status == "failed":
             self._broken.add(kernel)
-            choices = [c for work in self._works for c in work.choices if _is_among(kernel, c)]
+            every = [choices for work in self._works for choices in work.choices]
+            choices = [c for c in every if any(kernel in launch for run in c for launch in run)]
             if choices and all(map(self._has_another, choices)):
                 result = result._replace(status="skipped", reason=f"{_LEFT_OUT}{result.reason}")
         if result.path or not kernel.optional:
@@ -237,18 +246,15 @@ class Builder:
         """Whether a call has configurations left, none of whose launches is broken."""
         return any(all(launch - self._broken for launch in run) for run in choices)
 
-    def _note(self, calls: _Calls, recorded: Recorded) -> None:
-        """Note what came of the launch records of calls."""
-        calls.launches = recorded.launches
+    def _note(self, group: Group, recorded: Recorded) -> None:
+        """Tell what came of the launch records of calls."""
         for text in recorded.notes:
             if text not in self._notes:
                 self._notes.add(text)
                 self._progress(Step(self._done, self._total, text, finished=False))
         for reason in recorded.refused:
-            result = calls.group.result("failed", reason)
-            calls.refused.append(result)
             self._total += 1
-            self._tell(result)
+            self._tell(group.result("failed", reason))
 
     def _tell(self, result: Result) -> None:
         """Report a result as progress; after a failed build begin no more, unless `keep_going`."""
@@ -258,18 +264,14 @@ class Builder:
         self._progress(Step(self._done, self._total, text, finished=True, result=result))
         if result.status == "failed" and not self._keep_going:
             self._stopped = True
-            if self._workers:
-                self._workers.stop()
 
     def _steps(self, work: _Work) -> tuple[list[Result], list[Result], list[Result]]:
         """Return a group's results: of kernels, of what all ops need, and of launch records."""
         if work.failed and self._stopped:
             return work.failed[:1], [], []
         kernels = [*work.failed, *work.left_out, *self._of(work.kernels)]
-        launches = [result for calls in work.calls for result in calls.launches]
-        of_all_ops = self._of(work.of_all_ops) if launches else []
-        refused = [result for calls in work.calls for result in calls.refused]
-        return kernels, [*of_all_ops, *refused], launches
+        of_all_ops = self._of(work.of_all_ops) if work.launches else []
+        return kernels, [*of_all_ops, *work.refused], work.launches
 
     def _of(self, kernels: Iterable[Kernel]) -> list[Result]:
         return [self._results[kernel] for kernel in kernels if kernel in self._results]
@@ -279,10 +281,6 @@ def _cost(kernel: Kernel) -> int:
     """Return the rank of a kernel: those that take long come first."""
     kind = kernel.variant.source.kind
     return _LONGEST_FIRST.index(kind) if kind in _LONGEST_FIRST else len(_LONGEST_FIRST)
-
-
-def _is_among(kernel: Kernel, choices: list[list[set[Kernel]]]) -> bool:
-    return any(kernel in launch for run in choices for launch in run)
 
 
 def _once(results: list[Result]) -> Iterator[Result]:

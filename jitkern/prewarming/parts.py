@@ -14,9 +14,10 @@ import platform
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,8 +30,7 @@ from jitkern.errors import DeclarationError, JitkernError
 from jitkern.jit import announcement
 from jitkern.op import recorder
 from jitkern.op.all_ops import OPS
-from jitkern.prewarming import pool
-from jitkern.prewarming.tasks import NOT_TRIED, Kernel, Result, Step, compilers_of, entries_of
+from jitkern.prewarming.tasks import NOT_TRIED, Kernel, Result, Step, built_here, entries_of
 from jitkern.runtime import binding, code_version
 from jitkern.source.defining_file import unit_of
 from jitkern.source.kinds import Variant
@@ -43,7 +43,7 @@ _SENT = ("compile", "compiler")  # the settings that workers take over
 _OF_ALL_OPS = {binding.OP: binding.variant, recorder.NAME: recorder.variant}
 
 
-class Job(Protocol):
+class Submitted(Protocol):
     """A part in the hands of an engine: a Future, or what submitit returns."""
 
     def done(self) -> bool: ...
@@ -54,10 +54,10 @@ class Job(Protocol):
 class Executor(Protocol):
     """An engine, as `concurrent.futures` and submitit have it."""
 
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Job: ...
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Submitted: ...
 
 
-class Order(NamedTuple):
+class JobItem(NamedTuple):
     """A kernel to compile, by names that each process with the op's package knows.
 
     module: the module that declares the op; "" for what all ops need. folder: the directory of its
@@ -77,96 +77,79 @@ class Order(NamedTuple):
     optional: bool
 
 
-class Part(NamedTuple):
+class Job(NamedTuple):
     """A part of a prewarm. settings: to build under. code: the digest of jitkern's code."""
 
-    orders: Sequence[Order]
+    items: Sequence[JobItem]
     settings: dict[str, Any]
     keep_going: bool
     code: str
 
 
-class Outcome(NamedTuple):
-    """The outcome of a part: a result for each order, and a bundle of their entries, as bytes.
+class JobResult(NamedTuple):
+    """The outcome of a part: a result for each item, and a bundle of their entries, as bytes.
 
-    problem: why nothing was done, or "".
+    host: where it was done, "" if it was not. problem: why nothing was done, or "".
     """
 
     host: str
-    seconds: float
+    seconds: float = 0.0
     bundle: bytes = b""
     results: Sequence[Result] = ()
     problem: str = ""
 
 
+@dataclass
 class Workers:
     """Compiles kernels in the workers of an executor.
 
     parts: how many to make, 0 for a default. jobs: builds at once in each part.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        progress: Callable[[Step], object],
-        *,
-        parts: int = 0,
-        jobs: int = 1,
-        keep_going: bool = False,
-    ) -> None:
-        self._executor = executor
-        self._progress = progress
-        self._parts = parts
-        self._settings = {name: getattr(config.current(), name) for name in _SENT}
-        self._settings["jobs"] = jobs
-        self._keep_going = keep_going
-        self._cache = jit.open_cache()
-        self._stopped = False
+    executor: Executor
+    progress: Callable[[Step], object]
+    parts: int
+    jobs: int
+    keep_going: bool
 
-    def stop(self) -> None:
-        """Begin no more builds, and cancel the parts that are not done."""
-        self._stopped = True
+    def built(
+        self, kernels: Sequence[Kernel], stopped: Callable[[], bool]
+    ) -> Generator[tuple[Kernel, Result], None, None]:
+        """Yield each kernel with its result.
 
-    def built(self, kernels: Sequence[Kernel]) -> Generator[tuple[Kernel, Result], None, None]:
-        """Yield each kernel with its result. No worker gets what the cache has."""
-        missing = []
-        for kernel in kernels:
-            if found := kernel.found():
-                yield kernel, found
-            else:
-                missing.append(kernel)
-        if not missing:
-            return
-        most = self._parts or PARTS_OF_A_WORKER * _workers_of(self._executor)
-        count = min(most, len(missing))
-        dealt = [missing[number::count] for number in range(count)]
+        stopped: whether to begin no more, and to cancel the parts that are not done.
+        """
+        most = self.parts or PARTS_OF_A_WORKER * _workers_of(self.executor)
+        count = min(most, len(kernels))
+        dealt = [kernels[number::count] for number in range(count)]
         self._remark(f"{count} parts are with the workers")
-        for number, outcome in self._outcomes([self._part(kernels) for kernels in dealt]):
+        settings = {name: getattr(config.current(), name) for name in _SENT}
+        settings["jobs"] = self.jobs
+        code = code_version.digest()
+        parts = [Job([*map(_item, some)], settings, self.keep_going, code) for some in dealt]
+        for number, outcome in self._outcomes(parts, stopped):
             results = self._taken(dealt[number], outcome)
-            what = f"part {number + 1} of {count}"
-            if isinstance(outcome, Outcome):
-                what += f" on {outcome.host} in {outcome.seconds:.1f} s"
+            where = f" on {outcome.host} in {outcome.seconds:.1f} s" if outcome.host else ""
             statuses = Counter(result.status for result in results)
-            self._remark(f"{what}: {', '.join(f'{n} {status}' for status, n in statuses.items())}")
+            told = ", ".join(f"{n} {status}" for status, n in statuses.items())
+            self._remark(f"part {number + 1} of {count}{where}: {told}")
             yield from zip(dealt[number], results)
 
-    def _part(self, kernels: Sequence[Kernel]) -> Part:
-        orders = [_order(kernel) for kernel in kernels]
-        return Part(orders, self._settings, self._keep_going, code_version.digest())
-
-    def _outcomes(self, parts: Sequence[Part]) -> Iterator[tuple[int, Outcome | str]]:
-        """Yield the number of each part with its outcome, or with the reason for having none.
+    def _outcomes(
+        self, parts: Sequence[Job], stopped: Callable[[], bool]
+    ) -> Iterator[tuple[int, JobResult]]:
+        """Yield the number of each part with its outcome.
 
         An engine retries what a dead worker had begun; submitit does not, so it is asked once more.
         """
         again: set[int] = set()
         cancelled = False
-        with getattr(self._executor, "batch", contextlib.nullcontext)():  # of submitit: one array
-            jobs = [*enumerate(self._executor.submit(perform, part) for part in parts)]
+        with getattr(self.executor, "batch", contextlib.nullcontext)():  # of submitit: one array
+            jobs = [*enumerate(self.executor.submit(perform, part) for part in parts)]
         try:
             while jobs:
                 left = []
-                if self._stopped and not cancelled:
+                if stopped() and not cancelled:
                     cancelled = True
                     _cancel(jobs)
                 for number, job in jobs:
@@ -174,12 +157,12 @@ class Workers:
                         left.append((number, job))
                         continue
                     outcome = _outcome_of(job)
-                    lost = isinstance(outcome, str) and not isinstance(job, Future)
+                    lost = not outcome.host and not isinstance(job, Future)
                     if lost and cancelled:
-                        yield number, NOT_TRIED
+                        yield number, JobResult("", problem=NOT_TRIED)
                     elif lost and number not in again:
                         again.add(number)
-                        left.append((number, self._executor.submit(perform, parts[number])))
+                        left.append((number, self.executor.submit(perform, parts[number])))
                     else:
                         yield number, outcome
                 if len(left) == len(jobs):
@@ -188,16 +171,16 @@ class Workers:
         finally:
             _cancel(jobs)
 
-    def _taken(self, kernels: Sequence[Kernel], outcome: Outcome | str) -> list[Result]:
+    def _taken(self, kernels: Sequence[Kernel], outcome: JobResult) -> list[Result]:
         """Bring the entries of a part into the cache; returns the results for its kernels."""
-        reason = outcome if isinstance(outcome, str) else outcome.problem
-        if isinstance(outcome, Outcome) and not reason and len(outcome.results) != len(kernels):
+        reason = outcome.problem
+        if not reason and len(outcome.results) != len(kernels):
             reason = f"its worker has results for {len(outcome.results)} of {len(kernels)} kernels"
-        if isinstance(outcome, Outcome) and not reason:
+        if not reason:
             try:
                 # No signature is asked for: whose results are believed is trusted.
                 if outcome.bundle:
-                    bundle.adopt(self._cache, io.BytesIO(outcome.bundle), compressed=False)
+                    bundle.adopt(jit.open_cache(), io.BytesIO(outcome.bundle), compressed=False)
                 return [*map(_here, kernels, outcome.results)]
             except BundleError as e:
                 reason = f"the bundle of its part is refused: {e}"
@@ -206,7 +189,7 @@ class Workers:
         return [kernel.failed(reason) for kernel in kernels]
 
     def _remark(self, text: str) -> None:
-        self._progress(Step(0, 0, text, finished=False))
+        self.progress(Step(0, 0, text, finished=False))
 
 
 def _here(kernel: Kernel, result: Result) -> Result:
@@ -224,25 +207,25 @@ def _workers_of(executor: Executor) -> int:
     return next((count for count in told if isinstance(count, int) and count > 0), _WORKERS)
 
 
-def _cancel(jobs: Sequence[tuple[int, Job]]) -> None:
+def _cancel(jobs: Sequence[tuple[int, Submitted]]) -> None:
     for _, job in jobs:
         job.cancel()
 
 
-def _outcome_of(job: Job) -> Outcome | str:
-    """Return the outcome of a job that is done, or the reason for having none."""
+def _outcome_of(job: Submitted) -> JobResult:
+    """Return the outcome of a job that is done; without a host if the engine has none."""
     try:
         outcome = job.result()
     except CancelledError:
-        return NOT_TRIED
+        return JobResult("", problem=NOT_TRIED)
     except Exception as e:  # noqa: BLE001  whatever an engine raises
-        return f"the worker of its part failed: {type(e).__name__}: {e}"
-    if not isinstance(outcome, Outcome):
-        return f"the worker of its part returned {outcome!r:.80}"
+        return JobResult("", problem=f"the worker of its part failed: {type(e).__name__}: {e}")
+    if not isinstance(outcome, JobResult):
+        return JobResult("", problem=f"the worker of its part returned {outcome!r:.80}")
     return outcome
 
 
-def _order(kernel: Kernel) -> Order:
+def _item(kernel: Kernel) -> JobItem:
     """Return a kernel by names."""
     variant, target = kernel.variant, kernel.target
     module = OPS[variant.op].declaration.module if variant.op in OPS else ""
@@ -253,23 +236,23 @@ def _order(kernel: Kernel) -> Order:
     inputs: dict[str, Any] = {}
     with contextlib.suppress(JitkernError, OSError):  # the worker will report it
         inputs = jit.key_of(variant, target).inputs
-    return Order(
+    return JobItem(
         variant.op, module, folder, variant.source.kind, variant[2:], inputs, str(target),
         kernel.place, kernel.optional,
     )  # fmt: skip
 
 
-def perform(part: Part) -> Outcome:
+def perform(part: Job) -> JobResult:
     """Do a part in this process. Errors of jitkern become the problem of the outcome."""
-    started = time.monotonic()
+    started, host = time.monotonic(), platform.node()
     try:
-        outcome = Outcome(platform.node(), 0.0, *_performed(part))
+        data, results = _performed(part)
     except JitkernError as e:
-        outcome = Outcome(platform.node(), 0.0, problem=str(e))
-    return outcome._replace(seconds=time.monotonic() - started)
+        return JobResult(host, problem=str(e))
+    return JobResult(host, time.monotonic() - started, data, results)
 
 
-def _performed(part: Part) -> tuple[bytes, list[Result]]:
+def _performed(part: Job) -> tuple[bytes, list[Result]]:
     if part.code != code_version.digest():
         raise DeclarationError(
             f"the jitkern on {platform.node()} is not the one that started the prewarm: install "
@@ -282,69 +265,65 @@ def _performed(part: Part) -> tuple[bytes, list[Result]]:
             max_size=0, max_age=0, record=None,
         ),
     ):  # fmt: skip
-        found = [_found(order) for order in part.orders]
+        found = [_found(item) for item in part.items]
         kernels = [one for one in found if isinstance(one, Kernel)]
         results = {kernel: kernel.result("skipped", reason=NOT_TRIED) for kernel in kernels}
-        waiting, jobs = deque(range(len(kernels))), parallelism.limit()
-        compilers = compilers_of(kernels, jobs)
+
+        def stopped() -> bool:
+            return not part.keep_going and any(r.status == "failed" for r in results.values())
+
         with announcement.silence():
-            for n, built in pool.results(waiting, lambda n: kernels[n].built(compilers), jobs):
-                dead = isinstance(built, pool.Died)
-                results[kernels[n]] = kernels[n].failed(built.reason) if dead else built
-                if results[kernels[n]].status == "failed" and not part.keep_going:
-                    waiting.clear()
+            for kernel, result in built_here(kernels, parallelism.limit(), stopped):
+                results[kernel] = result  # noqa: PERF403  `stopped` looks at it meanwhile
         told = [results[one] if isinstance(one, Kernel) else one for one in found]
         entries = entries_of(told)
-        data = bundle.packed(jit.open_cache(), entries) if entries else b""
-    return data, told
+        return bundle.packed(jit.open_cache(), entries) if entries else b"", told
 
 
-def _found(order: Order) -> Kernel | Result:
-    """Return the kernel that an order names here, or the failure as its result."""
+def _found(item: JobItem) -> Kernel | Result:
+    """Return the kernel that an item names here, or the failure as its result."""
     try:
-        return _kernel(order)
+        return _kernel(item)
     except JitkernError as e:
-        return Result(order.op, "", order.target, "failed", reason=str(e))
+        return Result(item.op, "", item.target, "failed", reason=str(e))
 
 
-def _kernel(order: Order) -> Kernel:
-    """Return the kernel that an order names here. Raises DeclarationError."""
-    here = f"{order.op} on {platform.node()}"
-    package = order.module.partition(".")[0] or "jitkern"
-    target = Target.parse(order.target)
-    if order.op in _OF_ALL_OPS:
-        variant = _OF_ALL_OPS[order.op]()
+def _kernel(item: JobItem) -> Kernel:
+    """Return the kernel that an item names here. Raises DeclarationError."""
+    here = f"{item.op} on {platform.node()}"
+    package = item.module.partition(".")[0] or "jitkern"
+    target = Target.parse(item.target)
+    if item.op in _OF_ALL_OPS:
+        variant = _OF_ALL_OPS[item.op]()
     else:
-        _import(order, here)
-        sources = OPS[order.op].sources.get(target.device, ()) if order.op in OPS else ()
-        source = next((one for one in sources if one.kind == order.kind), None)
+        _import(item, here)
+        sources = OPS[item.op].sources.get(target.device, ()) if item.op in OPS else ()
+        source = next((one for one in sources if one.kind == item.kind), None)
         if source is None:
-            raise DeclarationError(
-                f"{here}: {order.module} declares it otherwise; install the same"
-            )
-        function = order.named[0]
+            raise DeclarationError(f"{here}: {item.module} declares it otherwise; install the same")
+        function = item.named[0]
         if function and source.kind != "triton":
             source = unit_of(source, function)
-        variant = Variant(order.op, source, *order.named)
-    differences = explain.differences(jit.key_of(variant, target).inputs, order.inputs)
-    if order.inputs and differences:
+        variant = Variant(item.op, source, *item.named)
+    differences = explain.differences(jit.key_of(variant, target).inputs, item.inputs)
+    if item.inputs and differences:
         raise DeclarationError(
             f"{here} is not the op that was to be built: {'; '.join(differences)}; install the "
             f"same {package} there"
         )
-    return Kernel(variant, target, order.place, order.optional)
+    return Kernel(variant, target, item.place, item.optional)
 
 
-def _import(order: Order, here: str) -> None:
-    """Import the module that declares the op of an order. Raises DeclarationError."""
-    package = order.module.partition(".")[0]
-    if order.op not in OPS:
+def _import(item: JobItem, here: str) -> None:
+    """Import the module that declares the op of an item. Raises DeclarationError."""
+    package = item.module.partition(".")[0]
+    if item.op not in OPS:
         try:
-            with found_in(package, [order.folder]):
-                importlib.import_module(order.module)
+            with found_in(package, [item.folder]):
+                importlib.import_module(item.module)
         except (Exception, SystemExit) as e:  # whatever its author's code raises
             raise DeclarationError(
-                f"{here}: importing {order.module} failed, {e!r}: install the same {package} there"
+                f"{here}: importing {item.module} failed, {e!r}: install the same {package} there"
             ) from e
 
 

@@ -21,7 +21,7 @@ from jitkern.trace.world import world_of
 Unit = tuple[str, str, str]  # device, kind of source, and the digest of a set of kernels
 
 
-class Engine(NamedTuple):
+class Numbering(NamedTuple):
     """The variables by which an engine numbers the processes of a job.
 
     number, of: the variables with the number of this process, and with how many there are.
@@ -35,38 +35,30 @@ class Engine(NamedTuple):
     remedy: str = "set it to the number of processes"
 
 
-SLURM_ARRAY = Engine("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT")
-SRUN = Engine("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+SLURM_ARRAY = Numbering("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT")
+SRUN = Numbering("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 # In this order: the tasks of an array, for one, have the variables of `srun`, too.
 ENGINES = (
     SLURM_ARRAY,
-    Engine(
+    Numbering(
         "Kubernetes indexed Job", "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS",
         remedy="Kubernetes does not set it, so the manifest does: beside `completions: 8`, give "
         'the container `env: [{name: JOB_COMPLETIONS, value: "8"}]`',
     ),
-    Engine("AWS Batch array", "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
-    Engine("Cloud Run job", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
-    Engine("Google Batch", "BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),
-    Engine("Buildkite", "BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT"),
-    Engine("GitLab CI", "CI_NODE_INDEX", "CI_NODE_TOTAL", first=1),
-    Engine("torchrun", "RANK", "WORLD_SIZE"),
-    Engine("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Engine("PMI", "PMI_RANK", "PMI_SIZE"),
+    Numbering("AWS Batch array", "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+    Numbering("Cloud Run job", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    Numbering("Google Batch", "BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),
+    Numbering("Buildkite", "BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT"),
+    Numbering("GitLab CI", "CI_NODE_INDEX", "CI_NODE_TOTAL", first=1),
+    Numbering("torchrun", "RANK", "WORLD_SIZE"),
+    Numbering("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Numbering("PMI", "PMI_RANK", "PMI_SIZE"),
     SRUN,
 )  # fmt: skip
 
 
-class Announced(NamedTuple):
-    """The shard that an engine gives to this process: the part, from 1, of so many parts."""
-
-    part: int
-    parts: int
-    engine: str
-
-
-def announced(environ: Mapping[str, str] | None = None) -> Announced:
-    """Return the shard of this process, from the variables that its engine has set.
+def announced(environ: Mapping[str, str] | None = None) -> tuple[int, int, str]:
+    """Return the part of this process, from 1, how many parts there are, and who says so.
 
     environ: by default, the environment of this process. Raises SettingError if no engine has set
     its variables, or if they do not number the processes one after the other.
@@ -75,7 +67,7 @@ def announced(environ: Mapping[str, str] | None = None) -> Announced:
     present = [engine for engine in ENGINES if environ.get(engine.number)]
     shards = [_announced(engine, environ) for engine in present if environ.get(engine.of)]
     if shards:
-        return next((shard for shard in shards if shard.parts > 1), shards[0])
+        return next((shard for shard in shards if shard[1] > 1), shards[0])
     for engine in present:
         if engine is not SRUN:  # it numbers the one process of a job's script as well
             raise SettingError(
@@ -89,7 +81,7 @@ def announced(environ: Mapping[str, str] | None = None) -> Announced:
     )
 
 
-def _announced(engine: Engine, environ: Mapping[str, str]) -> Announced:
+def _announced(engine: Numbering, environ: Mapping[str, str]) -> tuple[int, int, str]:
     """Return the shard that one engine announces. Raises SettingError."""
     number, count = (_number(engine, name, environ) for name in (engine.number, engine.of))
     first, step = engine.first, 1
@@ -109,10 +101,10 @@ def _announced(engine: Engine, environ: Mapping[str, str]) -> Announced:
             f"--shard auto: {engine.number}={number} is none of the {count} processes of this "
             f"{engine.name}, which are numbered from {first}"
         )
-    return Announced(place + 1, count, engine.name)
+    return place + 1, count, engine.name
 
 
-def _number(engine: Engine, name: str, environ: Mapping[str, str]) -> int:
+def _number(engine: Numbering, name: str, environ: Mapping[str, str]) -> int:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise SettingError(f"--shard auto: {name}=`{text}` of {engine.name} is not a number")

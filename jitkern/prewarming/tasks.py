@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from jitkern.errors import (
 )
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
+from jitkern.prewarming import workers
 from jitkern.prewarming.wanted import OpCalls
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
@@ -102,11 +105,15 @@ class Kernel(NamedTuple):
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 
     def found(self) -> Result | None:
-        """Return the result for its entry, or None if the cache does not have it."""
+        """Return the result for its entry, or None if the cache does not have it.
+
+        Raises CacheError for an unusable cache.
+        """
         try:
             entry = jit.ensure(self.variant, self.target, may_compile=False)
-        except (NotCached, DeclarationError, CompilerNotFound, TargetError, OSError):
-            return None  # whoever builds it reports why it cannot be built
+        except Exception as e:  # noqa: BLE001  whoever builds it reports why it cannot be built
+            reason_of(e)
+            return None
         return self.result("hit", path=str(entry.path))
 
     def failed(self, reason: str) -> Result:
@@ -127,10 +134,27 @@ class Kernel(NamedTuple):
         return told(reason, op, OPS[op].place if declared else self.place)
 
 
-def compilers_of(kernels: Iterable[Kernel], jobs: int) -> int:
-    """Return how many compilers each build may run: only those of extensions run several."""
+def built_here(
+    kernels: Sequence[Kernel], jobs: int, stopped: Callable[[], bool], *, refresh: bool = False
+) -> Generator[tuple[Kernel, Result], None, None]:
+    """Yield each kernel with its result, built in processes of this machine, `jobs` at once.
+
+    stopped: whether to begin no more. Raises CacheError if nothing can be kept.
+    """
     extensions = sum(kernel.variant.source.runs == ITSELF for kernel in kernels)
-    return max(1, jobs // max(1, extensions))
+    compilers = max(1, jobs // max(1, extensions))  # only those of extensions run several
+    waiting = deque(range(len(kernels)))
+    done = workers.results(
+        waiting,
+        lambda number: kernels[number].built(compilers, refresh=refresh),
+        min(jobs, len(kernels)),
+    )
+    with contextlib.closing(done):
+        for number, result in done:
+            dead = isinstance(result, workers.Died)
+            yield kernels[number], kernels[number].failed(str(result)) if dead else result
+            if stopped():
+                waiting.clear()
 
 
 def reason_of(e: Exception) -> str:

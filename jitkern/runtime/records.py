@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -181,15 +181,16 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     """
     (_, source, target, _), op = call_class.launcher, call_class.signature.name
     key = None if traced.model is None else call_class.key(traced.model)
+    if key is None:
+        return None
     read = reader()
-    stored = [*of_keys(read, key)] if key else []
-    for one in stored:
-        if _is_of(one, call_class, traced) and is_fresh(one, op, source, target):
-            read.used(one.entry)
-            return one.entry, False
+    stored = [*of_keys(read, key)]
+    if there := _matching(stored, call_class, traced):
+        read.used(there)
+        return there, False
     kernels = [kernel.variant for kernel in traced.kernels]
-    needed = key and room.freshness.dependencies(source, target, kernels)
-    if not key or not needed or [k.reference for k in traced.kernels] != needed.references:
+    needed = room.freshness.dependencies(source, target, kernels)
+    if not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
     known: list[StoredRecord] = []
     stale: list[StoredRecord] = []
@@ -215,21 +216,21 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
 
 def entry_of(call_class: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the record of a trace, or None if there is none."""
-    (_, source, target, _), op = call_class.launcher, call_class.signature.name
     key = call_class.key(traced.model or "")
-    found = (
-        one.entry
-        for one in (of_keys(reader(), key) if key else ())
-        if _is_of(one, call_class, traced) and is_fresh(one, op, source, target)
-    )
-    return next(found, None)
+    return _matching(of_keys(reader(), key), call_class, traced) if key else None
 
 
-def _is_of(kept: StoredRecord, call_class: CallClass, traced: Traced) -> bool:
-    """Return whether a record has the program and the kernels of a trace."""
-    kernels = tuple(kernel.reference for kernel in traced.kernels)
-    record, example = kept.record, call_class.example
-    return (record.program, record.kernels) == (traced.program, kernels) and record.is_for(example)
+def _matching(
+    stored: Iterable[StoredRecord], call_class: CallClass, traced: Traced
+) -> Entry | None:
+    """Return the entry of the fresh record with the program and the kernels of a trace, if any."""
+    (_, source, target, _), op = call_class.launcher, call_class.signature.name
+    wanted = traced.program, tuple(kernel.reference for kernel in traced.kernels)
+    for one in stored:
+        is_same = (one.record.program, one.record.kernels) == wanted
+        if is_same and one.record.is_for(call_class.example) and is_fresh(one, op, source, target):
+            return one.entry
+    return None
 
 
 def _runtime(target: targets.Target) -> Reference | None:

@@ -1,7 +1,7 @@
 """The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
 
-`server` and `handler` speak HTTP, `catalog` answers from the cache, and `flights` has `workers`
-build what `request` asks for.
+`server` and `handler` speak HTTP, `catalog` answers from the cache, and `flights` has
+workers `build` what `request` asks for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         recorder as recorder,
         request as request,
         server as server,
-        workers as workers,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jitkern.remote.bundles import digest_of
 from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked
 
+_log = logging.getLogger(__name__)
 LONGEST_REASON = 4000  # letters of what a client is told
 
 
@@ -65,6 +67,9 @@ class Build:
         except JitkernError as e:
             unusable = isinstance(e, CacheError) and not isinstance(e, NotCached)
             return Outcome(503 if unusable else 422, str(e)[:LONGEST_REASON], failed=True)
+        except Exception:  # noqa: BLE001  the edge of this process
+            _log.exception("a build failed")
+            return Outcome(500, "the service has a fault, which its log describes")
 
     def _performed(self, asked: Asked, jobs: int) -> Outcome:
         try:

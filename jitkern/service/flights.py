@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
-import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 
 from jitkern import config
 from jitkern._fork import after_fork
-from jitkern.prewarming.workers import PATIENCE
+from jitkern.prewarming.workers import PATIENCE, Died, Worker
 from jitkern.service.build import Outcome
 from jitkern.service.request import Asked
-from jitkern.service.workers import Perform, Worker
 
 KEPT = 60.0  # seconds for which an outcome answers those who ask later
 MOST_KEPT = 1024
 _log = logging.getLogger(__name__)
+Perform = Callable[[Asked, int], Outcome]
 Landed = Callable[[Asked, Outcome, float], object]
 
 
@@ -48,7 +51,9 @@ class Flights:
         self._flights: dict[str, Future[Outcome]] = {}
         self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
         self._draining = False
-        self._workers = [Worker(perform) for _ in range(jobs)]
+        self._workers = [
+            Worker(perform, "jitkern serve", begun=_close_sockets) for _ in range(jobs)
+        ]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self._workers:
             worker.start()
@@ -100,8 +105,9 @@ class Flights:
             _log.warning("%d builds did not end within %.0f s", self.running, grace)
         while self.running:
             late = time.monotonic() > end + PATIENCE  # SIGTERM lets workers end their compilers
-            for worker in self._workers:
-                worker.kill(signal.SIGKILL if late else signal.SIGTERM)
+            for process in [worker.process for worker in self._workers]:
+                if process is not None:  # whoever waits for its answer is told of its death
+                    (process.kill if late else process.terminate)()
             time.sleep(0.1)
         self._threads.shutdown()
         self.close()
@@ -109,7 +115,8 @@ class Flights:
     def close(self) -> None:
         """End the workers, none of which has a task."""
         for worker in self._workers:
-            worker.end(at_once=False)
+            worker.stop(at_once=False)
+            worker.ended()
 
     def _fly(self, asked: Asked) -> Outcome:
         with self._lock:
@@ -118,7 +125,7 @@ class Flights:
         started, worker = time.monotonic(), self._idle.get()
         is_kept = False
         try:
-            outcome = worker.ask(asked, jobs, seconds=self._longest)
+            outcome = self._built(worker, asked, jobs)
             self._landed(asked, outcome, time.monotonic() - started)
             is_kept = outcome.status < 500  # else a later attempt may have another
             return outcome
@@ -131,6 +138,22 @@ class Flights:
                 else:
                     del self._flights[asked.id]
 
+    def _built(self, worker: Worker, asked: Asked, jobs: int) -> Outcome:
+        """Return the outcome of a build; a worker that takes too long for it is ended."""
+        try:
+            worker.send(asked, jobs)
+        except OSError as e:
+            return Outcome(503, f"no process can be started: {e.strerror}", failed=True)
+        try:
+            outcome: Outcome = worker.result(self._longest)
+        except TimeoutError:
+            worker.stop(at_once=True)
+            worker.ended()
+            return Outcome(422, f"the build took more than {self._longest:.0f} s", failed=True)
+        except Died as e:
+            return Outcome(422, str(e), failed=True)
+        return outcome
+
     def _forget_old(self) -> None:
         """Forget outcomes that are old or too many."""
         old = time.monotonic() - KEPT
@@ -138,3 +161,15 @@ class Flights:
             if self._ended[id_] >= old and len(self._ended) <= MOST_KEPT:
                 break
             del self._ended[id_], self._flights[id_]
+
+
+def _close_sockets(connection: Connection) -> None:
+    """Close the sockets of the parent, clients and pipes of other workers; their ends would wait.
+
+    Standard streams stay, which may be sockets of a system log.
+    """
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            of_parent = descriptor > 2 and descriptor != connection.fileno()
+            if of_parent and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)

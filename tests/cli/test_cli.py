@@ -289,7 +289,7 @@ def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler, tmp_path):
     )
     code, out, _ = cli("prewarm", "mixed", "--json")
     assert (code, [r["status"] for r in last_json(out)["results"]]) == (1, ["failed"])
-    code, out, _ = cli("prewarm", "mixed", "--json", "--keep-going")
+    code, out, _ = cli("prewarm", "mixed", "--jobs", "1", "--json", "--keep-going")
     rows = last_json(out)["results"]
     failed = (
         f"mixed::f: {tmp_path / 'mixed' / 'kernel.py'}:7: its launch function failed on sample {{}}: "

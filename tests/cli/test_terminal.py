@@ -228,7 +228,7 @@ def test_an_interrupted_prewarm_says_so_and_keeps_its_work():
 
 
 def test_a_call_can_be_named(cli, compiler, package):
-    code, out, err = cli("prewarm", "vec_add", "--call", "i32[3] i32[3]", "--json")
+    code, out, err = cli("prewarm", "vec_add", "--call", "i32[3] i32[3]", "--jobs", "1", "--json")
     (kernel, *_) = last_json(out)["results"]
     assert (code, kernel["variant"], len(compiler.compiles)) == (0, "i32", 1), err
     code, out, _ = cli("prewarm", "jitkern", "--call", "vec_add(i64[2, 2], i64[2, 2])", "--json")

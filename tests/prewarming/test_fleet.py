@@ -21,7 +21,7 @@ from jitkern import config, jit
 from jitkern.calls import record
 from jitkern.errors import SettingError
 from jitkern.op.all_ops import OPS
-from jitkern.prewarming import engines, parts, pool
+from jitkern.prewarming import engines, parts, workers
 from jitkern.prewarming.wanted import spelt_calls
 from jitkern.runtime import binding
 from jitkern.target import Target
@@ -314,9 +314,9 @@ def test_a_daemon_builds_in_its_own_process(monkeypatch):
     def process_of(_):
         return os.getpid()
 
-    assert [*pool.results(deque([1]), process_of, 2)] != [(1, os.getpid())]
+    assert [*workers.results(deque([1]), process_of, 2)] != [(1, os.getpid())]
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    assert [*pool.results(deque([1]), process_of, 2)] == [(1, os.getpid())]
+    assert [*workers.results(deque([1]), process_of, 2)] == [(1, os.getpid())]
 
 
 @pytest.mark.long

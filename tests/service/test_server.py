@@ -18,7 +18,8 @@ from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.store import Unavailable
-from jitkern.service import flights, handler, recorder, server as room, workers
+from jitkern.service import flights, handler, recorder, server as room
+from jitkern.service.build import Outcome
 from jitkern.service.publisher import Publisher
 
 
@@ -267,6 +268,11 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     assert not server.shelf.folder.exists()
 
 
+def end(worker):
+    worker.stop(at_once=True)
+    worker.ended()
+
+
 def drained_in_a_build(server):
     """The answers to the one client whose build runs when a server drains."""
     answers = []
@@ -306,7 +312,7 @@ def test_a_server_changes_no_setting_of_its_process(serve):
 
 def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
     server = gated(jobs=1)
-    server.flights._workers[0].end()
+    end(server.flights._workers[0])
 
     def refuse(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -321,7 +327,7 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     """Else a client would wait for the end of an answer as long as the worker lives."""
 
     def sockets(*_):
-        return lambda asked, jobs: workers.Outcome(
+        return lambda asked, jobs: Outcome(
             422,
             " ".join(
                 os.readlink(f"/dev/fd/{fd}")
@@ -335,8 +341,8 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
         assert client.get("/healthz").status == 200
-    server.flights._workers[0].end()  # the next one is forked while clients are connected
-    server.flights._workers[1].end()
+    end(server.flights._workers[0])  # the next one is forked while clients are connected
+    end(server.flights._workers[1])
     found = clients[0].build(VEC_ADD).json["reason"].split()
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
 
