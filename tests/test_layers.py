@@ -51,7 +51,7 @@ def test_rooms_grow_in_no_lines():
 
 
 def test_circles_become_fewer():
-    assert len(circles(types=True)) <= 4
+    assert len(circles(types=True)) <= 3
     assert len(circles(chains=True)) <= 1
 
 

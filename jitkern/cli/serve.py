@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with _binding(args.listen):
             server = service.server.Server(
-                ops, args.listen, jobs=jobs, key=args.key, record=args.record, token=token,
-                tell=_show if args.level > 0 else _ignore,
+                ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
+                record=args.record, token=token, tell=_show if args.level > 0 else _ignore,
                 built=publisher.note if publisher else _ignore,
             )  # fmt: skip
         thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)

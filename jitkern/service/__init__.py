@@ -1,6 +1,6 @@
 """The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
 
-`server` and `handler` speak HTTP, `catalog` answers from the cache, and `flights` has
+`server` and `handler` speak HTTP, `catalog` answers from the cache, and `build_queue` has
 workers `build` what `request` asks for.
 """
 
@@ -13,8 +13,8 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.service import (
         build as build,
+        build_queue as build_queue,
         catalog as catalog,
-        flights as flights,
         handler as handler,
         metrics as metrics,
         publisher as publisher,

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _machine_of = functools.lru_cache(maxsize=1024)(machine_or_none)  # of each entry, for each index
 
 
-class Shelf:
+class BundleDirectory:
     """Bundles in a directory. One that is open stays readable after its removal."""
 
     def __init__(self, folder: Path) -> None:
@@ -85,10 +85,12 @@ class Catalog:
     or None.
     """
 
-    def __init__(self, cache: Cache, ops: Collection[str], shelf: Shelf, key: Path | None) -> None:
+    def __init__(
+        self, cache: Cache, ops: Collection[str], bundles: BundleDirectory, key: Path | None
+    ) -> None:
         self._cache = cache
         self._ops = ops
-        self._shelf = shelf
+        self._bundles = bundles
         self._key = key
         self._known: dict[str, _Known] = {}
         self._packing = threading.Lock()
@@ -113,23 +115,23 @@ class Catalog:
         """Return a bundle that an index of the machine names, or named a short time ago."""
         if machine not in self._known:  # the index may be of an earlier process
             self.index(machine)
-        return self._shelf.opened(file) if machine in self._known else None
+        return self._bundles.opened(file) if machine in self._known else None
 
     def entry(self, target: str, name: str) -> BinaryIO | None:
         """Return the bundle of one entry, or None if it is not there."""
         file = f"{hashlib.sha256(f'{target}/{name}'.encode()).hexdigest()}.entry.tar"
-        if opened := self._shelf.opened(file):
+        if opened := self._bundles.opened(file):
             return opened
         entry = self._cache.look_up(target, name).entry
         if entry is None or entry.op not in self._ops:
             return None
         try:
             self._sign([entry])
-            cache_tools.pack(self._cache, [(None, entry)], self._shelf.folder / file)
+            cache_tools.pack(self._cache, [(None, entry)], self._bundles.folder / file)
         except JitkernError as e:
             _log.warning("%s is not served: %s", entry.path, e)
             return None
-        opened = self._shelf.opened(file)
+        opened = self._bundles.opened(file)
         self.sweep()
         return opened
 
@@ -142,7 +144,7 @@ class Catalog:
                 self._packing.release()
 
     def _sweep(self) -> None:
-        self._shelf.sweep(frozenset[str]().union(*(k.named for k in [*self._known.values()])))
+        self._bundles.sweep(frozenset[str]().union(*(k.named for k in [*self._known.values()])))
 
     def _sign(self, entries: Sequence[Entry]) -> None:
         if self._key:
@@ -178,7 +180,7 @@ class Catalog:
         for package, members in sorted(groups.items()):
             try:
                 self._sign(members)
-                made = packed(self._cache, package, members, self._shelf.folder)
+                made = packed(self._cache, package, members, self._bundles.folder)
             except JitkernError as e:
                 _log.warning("the bundles of %s are not served: %s", package, e)
                 loose = True

@@ -20,7 +20,7 @@ import re
 import time
 from concurrent.futures import CancelledError, Future, TimeoutError as NotYet
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from jitkern._version import __version__
@@ -28,11 +28,9 @@ from jitkern.errors import TargetError
 from jitkern.remote import layout
 from jitkern.service import request
 from jitkern.service.build import Outcome
-from jitkern.service.flights import Draining, Full
+from jitkern.service.build_queue import Draining, Full
 from jitkern.service.metrics import REMEDY
-
-if TYPE_CHECKING:
-    from jitkern.service.server import Server
+from jitkern.service.server import Server
 
 IDLE = 20.0  # seconds that a connection may wait for its next request
 READING = 15.0  # seconds for a whole request, however slowly its bytes come
@@ -259,35 +257,35 @@ class Handler(BaseHTTPRequestHandler):
         if asked.op not in self.server.ops:
             self.refuse(404, f"no package here declares {asked.op}", serves=[*self.server.ops])
             return
-        self._fly(asked)
+        self._submit(asked)
 
-    def _fly(self, asked: request.Asked) -> None:
+    def _submit(self, asked: request.Asked) -> None:
         """Answer with what was asked for, once it is built."""
         for _ in range(2):  # again if the files of an earlier build are gone
             try:
-                flight = self.server.flights.ask(asked)
+                build = self.server.builds.submit(asked)
             except Full:
-                text = f"{self.server.flights.waiting} builds wait already"
+                text = f"{self.server.builds.waiting} builds wait already"
                 self.refuse(429, text, **_LATER)
                 return
             except Draining:
                 self.refuse(503, "the service is about to end", **_LATER)
                 return
-            if self._land(asked.id, flight, asked.want):
+            if self._respond(asked.id, build, asked.want):
                 return
-            self.server.flights.forget(asked.id)
+            self.server.builds.forget(asked.id)
         self.refuse(503, "the build is not kept here")
 
     def _outcome(self, id_: str) -> None:
         """Answer with the outcome of an earlier request."""
-        flight = self.server.flights.find(id_)
-        if flight is None or not self._land(id_, flight, frozenset()):
+        build = self.server.builds.find(id_)
+        if build is None or not self._respond(id_, build, frozenset()):
             self.refuse(404, "no such build runs or ended lately: ask for it again")
 
-    def _land(self, id_: str, flight: Future[Outcome], want: frozenset[str]) -> bool:
+    def _respond(self, id_: str, build: Future[Outcome], want: frozenset[str]) -> bool:
         """Answer with the outcome of a build; return False if its bundle is gone."""
         try:
-            outcome = flight.result(self._patience())
+            outcome = build.result(self._patience())
         except NotYet:
             place = f"{_BUILD}/{id_}"
             self.refuse(202, "it is being built", **{"Retry-After": "2", "Location": place})
@@ -303,7 +301,7 @@ class Handler(BaseHTTPRequestHandler):
         elif missing:
             self._differ(outcome, missing)
         else:
-            file = self.server.shelf.opened(outcome.bundle)
+            file = self.server.bundles.opened(outcome.bundle)
             if file is None:
                 return False
             with file:

@@ -13,9 +13,14 @@ _NONE: Any = None
 
 
 class Metrics:
-    """The figures of one server, in a registry of their own; none without prometheus-client."""
+    """The figures of one server, in a registry of their own; none without prometheus-client.
 
-    def __init__(self) -> None:
+    requests, running, queue: return how many requests, builds and waiting builds there are now.
+    """
+
+    def __init__(
+        self, requests: Callable[[], int], running: Callable[[], int], queue: Callable[[], int]
+    ) -> None:
         try:
             import prometheus_client as client
         except ImportError:
@@ -36,18 +41,12 @@ class Metrics:
         self._seconds = client.Histogram(
             f"{prefix}_build_seconds", "Seconds of builds.", buckets=_SECONDS, registry=registry
         )
-        self._in_flight = gauge(f"{prefix}_in_flight", "Requests now.", registry=registry)
-        self._running = gauge(f"{prefix}_builds_running", "Builds now.", registry=registry)
-        self._queue = gauge(f"{prefix}_queue", "Builds that wait.", registry=registry)
-
-    def watch(
-        self, requests: Callable[[], int], running: Callable[[], int], queue: Callable[[], int]
-    ) -> None:
-        """Take the present requests, builds and waiting builds from these functions."""
-        if self._registry:
-            self._in_flight.set_function(requests)
-            self._running.set_function(running)
-            self._queue.set_function(queue)
+        for name, text, now in (
+            ("in_flight", "Requests now.", requests),
+            ("builds_running", "Builds now.", running),
+            ("queue", "Builds that wait.", queue),
+        ):
+            gauge(f"{prefix}_{name}", text, registry=registry).set_function(now)
 
     def answered(self, route: str, status: int, sent: int, *, from_cache: bool) -> None:
         """Count an answer. from_cache: whether it is of a GET that the cache answers."""

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
@@ -25,9 +25,8 @@ from jitkern._fork import after_fork
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.op.op import Op
 from jitkern.service.build import Build, Outcome
-from jitkern.service.catalog import Catalog, Shelf
-from jitkern.service.flights import Flights
-from jitkern.service.handler import Handler
+from jitkern.service.build_queue import BuildQueue
+from jitkern.service.catalog import BundleDirectory, Catalog
 from jitkern.service.metrics import Metrics
 from jitkern.service.recorder import Recorder
 from jitkern.service.request import Asked
@@ -47,11 +46,12 @@ _BUSY = (
 class Server(ThreadingHTTPServer):
     """A server of ops, which its packages declare.
 
-    Making it binds its address and starts its workers. address: host and port. jobs: builds at
-    once. key: the private key that signs entries. record: the file that calls are appended to.
-    token: what clients must show, or b"". tell: takes a line for each request. built: called with
-    the machines of new entries after each build. Raises OSError for an address that cannot be
-    bound, SettingError, and CacheError for an unusable cache.
+    Making it binds its address and starts its workers. address: host and port. handler: answers
+    each connection, see `handler`. jobs: builds at once. key: the private key that signs entries.
+    record: the file that calls are appended to. token: what clients must show, or b"". tell: takes
+    a line for each request. built: called with the machines of new entries after each build.
+    Raises OSError for an address that cannot be bound, SettingError, and CacheError for an
+    unusable cache.
     """
 
     daemon_threads = True
@@ -63,6 +63,7 @@ class Server(ThreadingHTTPServer):
         self,
         ops: Sequence[Op],
         address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
         *,
         jobs: int = 1,
         key: Path | None = None,
@@ -81,26 +82,23 @@ class Server(ThreadingHTTPServer):
         self._answering: set[socket.socket] = set()  # those among them with a request
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self.metrics = Metrics()
+        self.metrics = Metrics(
+            lambda: len(self._answering), lambda: self.builds.running, lambda: self.builds.waiting
+        )
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         with config.using(fallback="raise"), contextlib.ExitStack() as undo:
             cache = jit.open_cache()
             self._record = Recorder(record) if record else None
-            super().__init__(address, Handler)
+            super().__init__(address, handler)
             undo.callback(self.server_close)
             self._folder = tempfile.TemporaryDirectory(prefix="jitkern-serve-")
             undo.callback(self._folder.cleanup)
-            self.shelf = Shelf(Path(self._folder.name))
-            build = Build(self.ops, self.shelf.folder, key)
-            self.catalog = Catalog(cache, names_of(ops), self.shelf, key)
-            self.flights = Flights(build, jobs, MOST_WAITING, self._landed)
-            undo.callback(self.flights.close)
-            self.metrics.watch(
-                lambda: len(self._answering),
-                lambda: self.flights.running,
-                lambda: self.flights.waiting,
-            )
+            self.bundles = BundleDirectory(Path(self._folder.name))
+            build = Build(self.ops, self.bundles.folder, key)
+            self.catalog = Catalog(cache, names_of(ops), self.bundles, key)
+            self.builds = BuildQueue(build, jobs, MOST_WAITING, self._note)
+            undo.callback(self.builds.close)
             undo.pop_all()
 
     @property
@@ -164,7 +162,7 @@ class Server(ThreadingHTTPServer):
         self.draining = True
         self.shutdown()
         self.server_close()
-        self.flights.drain(grace)
+        self.builds.drain(grace)
         end = time.monotonic() + LAST
         while self._answering and time.monotonic() < end:
             time.sleep(0.02)
@@ -175,7 +173,7 @@ class Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
         self._folder.cleanup()
 
-    def _landed(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
+    def _note(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
         """Count a build, make room for its bundle, write its call down, and publish it."""
         self.metrics.built(outcome, seconds)
         if outcome.bundle:

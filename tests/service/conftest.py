@@ -10,7 +10,7 @@ from clients import Client, Gate
 from helpers import LONGEST
 
 import jitkern.ops
-from jitkern.service import flights, handler, publisher, server as room
+from jitkern.service import build_queue, handler, publisher, server as room
 from jitkern.service.server import Server
 
 
@@ -19,7 +19,7 @@ def patient(monkeypatch) -> None:
     """No deadline of the service comes, unless a test sets it: this machine may be busy."""
     for holder, name in (
         (Server, "patience"), (room, "LAST"), (handler, "IDLE"), (handler, "READING"),
-        (flights, "KEPT"), (flights, "PATIENCE"), (publisher, "LAST"),
+        (build_queue, "KEPT"), (build_queue, "PATIENCE"), (publisher, "LAST"),
     ):  # fmt: skip
         monkeypatch.setattr(holder, name, 600.0)
 
@@ -31,7 +31,7 @@ def serve(patient) -> Iterator[Callable[..., Server]]:
 
     def start(*ops, **options) -> Server:
         chosen = ops or (jitkern.ops.vec_add,)
-        server = Server(chosen, ("127.0.0.1", 0), **options)
+        server = Server(chosen, ("127.0.0.1", 0), handler.Handler, **options)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         running.append((server, thread))

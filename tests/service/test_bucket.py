@@ -267,7 +267,7 @@ def test_an_index_is_whole_while_entries_come(serve):
 
 def test_files_that_no_index_names_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "MOST_BYTES", 100)
-    files = catalog.Shelf(tmp_path)
+    files = catalog.BundleDirectory(tmp_path)
 
     def there():
         return sorted(path.name for path in tmp_path.glob("*.tar"))

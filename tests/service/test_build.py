@@ -12,7 +12,7 @@ from helpers import H100, declared, needs_nvrtc, until
 from jitkern import cache_tools, config, jit
 from jitkern.cache.store import Cache
 from jitkern.op.needed_kernels import needs_of
-from jitkern.service import flights, request, server as room
+from jitkern.service import build_queue, request, server as room
 from jitkern.target import Target
 
 TWICE = 'extern "C" void twice(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = 2 * x[i]; }\n'
@@ -62,7 +62,7 @@ def test_an_evicted_bundle_is_built_again_the_same(serve):
     first = client.build(VEC_ADD)
     assert client.build(VEC_ADD.replace(",", ", ")).body == first.body  # the same call
     assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 1
-    for path in server.shelf.folder.glob("*.tar"):
+    for path in server.bundles.folder.glob("*.tar"):
         path.unlink()
     assert client.build(VEC_ADD).body == first.body
     found = metrics(client)
@@ -233,11 +233,11 @@ def test_a_long_build_is_202_and_then_found_where_it_says(gated, monkeypatch):
     place = first.headers["Location"]
     assert client.get(place).status == 202
     assert client.build(VEC_ADD).headers["Location"] == place  # the same build
-    (server.shelf.folder / "open").touch()
+    (server.bundles.folder / "open").touch()
     monkeypatch.setattr(room.Server, "patience", 600.0)
     assert client.get(place)[::2] == (200, b"bundle")
     assert client.build(VEC_ADD)[::2] == (200, b"bundle")
-    assert len([*server.shelf.folder.glob("begun-*")]) == 1
+    assert len([*server.bundles.folder.glob("begun-*")]) == 1
     assert client.get(f"/v1/build/{'0' * 64}").status == 404
 
 
@@ -253,12 +253,12 @@ def test_a_full_queue_is_429(gated, monkeypatch):
     client = Client(server.url)
     calls = [line("jitkern::vec_add", tensor(n), tensor(n)) for n in range(1, 6)]
     assert client.build(calls[0]).status == 202
-    until(lambda: server.flights.running)
+    until(lambda: server.builds.running)
     assert [client.build(call).status for call in calls[1:]] == [202, 202, 429, 429]
     assert client.build(calls[1]).status == 202  # whoever asks for the same waits with the others
     answer = client.build(calls[4])
     assert (answer.headers["Retry-After"], answer.json["reason"]) == ("5", "2 builds wait already")
-    (server.shelf.folder / "open").touch()
+    (server.bundles.folder / "open").touch()
     monkeypatch.setattr(room.Server, "patience", 600.0)
     assert {client.build(call).status for call in calls[:3]} == {200}
 
@@ -268,33 +268,33 @@ def test_a_worker_that_dies_or_hangs_is_422_and_replaced(gated, monkeypatch):
     monkeypatch.setattr(room.Server, "modules", {}, raising=False)
     server = gated(jobs=1)
     server.ops = {**server.ops, "x::dies": None}
-    (server.shelf.folder / "open").touch()
+    (server.bundles.folder / "open").touch()
     client = Client(server.url)
     answer = client.build(line("x::dies"))
     assert (answer.status, "SIGKILL" in answer.json["reason"]) == (422, True)
     assert client.build(VEC_ADD).status == 200
-    (server.shelf.folder / "open").unlink()
-    longest, server.flights._longest = server.flights._longest, 0.2
+    (server.bundles.folder / "open").unlink()
+    longest, server.builds._longest = server.builds._longest, 0.2
     answer = client.build(line("jitkern::vec_add", tensor(3), tensor(3)))
     assert (answer.status, "took more than" in answer.json["reason"]) == (422, True)
-    server.flights._longest = longest
-    (server.shelf.folder / "open").touch()
+    server.builds._longest = longest
+    (server.bundles.folder / "open").touch()
     assert client.build(line("jitkern::vec_add", tensor(4), tensor(4))).status == 200
 
 
 def test_old_outcomes_are_forgotten(gated, monkeypatch):
     server = gated()
-    (server.shelf.folder / "open").touch()
+    (server.bundles.folder / "open").touch()
     client = Client(server.url)
     client.build(VEC_ADD)
-    monkeypatch.setattr(flights, "KEPT", -1.0)
+    monkeypatch.setattr(build_queue, "KEPT", -1.0)
     client.build(VEC_ADD)
     assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 2
-    monkeypatch.setattr(flights, "KEPT", 600.0)
-    monkeypatch.setattr(flights, "MOST_KEPT", 3)
+    monkeypatch.setattr(build_queue, "KEPT", 600.0)
+    monkeypatch.setattr(build_queue, "MOST_KEPT", 3)
     for n in range(1, 8):
         client.build(line("jitkern::vec_add", tensor(n), tensor(n)))
-    assert len(server.flights._flights) <= 4
+    assert len(server.builds._builds) <= 4
 
 
 @pytest.mark.long

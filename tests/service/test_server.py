@@ -18,7 +18,7 @@ from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.store import Unavailable
-from jitkern.service import flights, handler, recorder, server as room
+from jitkern.service import build_queue, handler, recorder, server as room
 from jitkern.service.build import Outcome
 from jitkern.service.publisher import Publisher
 
@@ -176,11 +176,11 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
 def test_who_reads_slowly_is_left(serve, monkeypatch):
     monkeypatch.setattr(handler, "SLOWEST", 1e12)
     server = serve()
-    (server.shelf.folder / "large.tar").write_bytes(bytes(64 << 20))
+    (server.bundles.folder / "large.tar").write_bytes(bytes(64 << 20))
 
     def entry(*_):
         monkeypatch.setattr(handler, "READING", 0.2)  # the request itself was read
-        return server.shelf.opened("large.tar")
+        return server.bundles.opened("large.tar")
 
     server.catalog.entry = entry
     with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
@@ -252,20 +252,20 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     assert idle.get("/healthz").status == 200
     threads = [threading.Thread(target=ask, args=(n,)) for n in calls]
     threads[0].start()
-    until(lambda: server.flights.running == 1)
+    until(lambda: server.builds.running == 1)
     threads[1].start()
-    until(lambda: server.flights.waiting == 1)
+    until(lambda: server.builds.waiting == 1)
     drain = threading.Thread(target=server.drain, args=(600.0,))
     drain.start()
     threads[1].join(LONGEST)
-    (server.shelf.folder / "open").touch()
+    (server.bundles.folder / "open").touch()
     for thread in (*threads, drain):
         thread.join(LONGEST)
     assert answers[1][::2] == (200, b"bundle")
     assert (answers[2].status, answers[2].headers["Retry-After"]) == (503, "5")
     with pytest.raises(ConnectionError):
         Client(url).get("/healthz")
-    assert not server.shelf.folder.exists()
+    assert not server.bundles.folder.exists()
 
 
 def end(worker):
@@ -278,7 +278,7 @@ def drained_in_a_build(server):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
     thread.start()
-    until(lambda: [*server.shelf.folder.glob("begun-*")])
+    until(lambda: [*server.bundles.folder.glob("begun-*")])
     server.drain(0.1)
     thread.join(LONGEST)
     return answers
@@ -291,7 +291,7 @@ def test_a_drain_ends_builds_that_take_too_long(gated):
 
 
 def test_a_drain_kills_what_heeds_no_signal(gated, monkeypatch):
-    monkeypatch.setattr(flights, "PATIENCE", 0.2)
+    monkeypatch.setattr(build_queue, "PATIENCE", 0.2)
 
     class Deaf(Gate):
         def __call__(self, asked, jobs):
@@ -312,7 +312,7 @@ def test_a_server_changes_no_setting_of_its_process(serve):
 
 def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
     server = gated(jobs=1)
-    end(server.flights._workers[0])
+    end(server.builds._workers[0])
 
     def refuse(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -341,8 +341,8 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
         assert client.get("/healthz").status == 200
-    end(server.flights._workers[0])  # the next one is forked while clients are connected
-    end(server.flights._workers[1])
+    end(server.builds._workers[0])  # the next one is forked while clients are connected
+    end(server.builds._workers[1])
     found = clients[0].build(VEC_ADD).json["reason"].split()
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
 

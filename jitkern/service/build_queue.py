@@ -1,4 +1,4 @@
-"""Builds in flight: whoever asks for the same waits for the same build."""
+"""The queue of builds: whoever asks for the same waits for the same build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT = 60.0  # seconds for which an outcome answers those who ask later
 MOST_KEPT = 1024
 _log = logging.getLogger(__name__)
 Perform = Callable[[Asked, int], Outcome]
-Landed = Callable[[Asked, Outcome, float], object]
+Note = Callable[[Asked, Outcome, float], object]
 
 
 class Full(Exception):
@@ -34,21 +34,21 @@ class Draining(Exception):
     """The service is about to end, and begins no more builds."""
 
 
-class Flights:
+class BuildQueue:
     """The builds that run and wait, and the outcomes of the last minute.
 
     Making it forks the workers. perform: builds, in a worker. jobs: builds at once. waiting: the
-    most builds that wait. landed: called after each build with its seconds.
+    most builds that wait. note: called after each build with its seconds.
     """
 
-    def __init__(self, perform: Perform, jobs: int, waiting: int, landed: Landed) -> None:
+    def __init__(self, perform: Perform, jobs: int, waiting: int, note: Note) -> None:
         self._jobs = jobs
         self._most = waiting
-        self._landed = landed
+        self._note = note
         self._longest = config.current().lock_timeout  # after which others would not wait either
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self._flights: dict[str, Future[Outcome]] = {}
+        self._builds: dict[str, Future[Outcome]] = {}
         self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
         self._draining = False
         self._workers = [
@@ -64,34 +64,34 @@ class Flights:
     @property
     def waiting(self) -> int:
         """The number of builds that wait."""
-        return len(self._flights) - len(self._ended) - self.running
+        return len(self._builds) - len(self._ended) - self.running
 
-    def ask(self, asked: Asked) -> Future[Outcome]:
+    def submit(self, asked: Asked) -> Future[Outcome]:
         """Return the build of what is asked for; one that runs, or ended a short time ago, if any.
 
         Raises Full and Draining.
         """
         with self._lock:
             self._forget_old()
-            if asked.id not in self._flights:
+            if asked.id not in self._builds:
                 if self._draining:
                     raise Draining
                 if self.waiting >= self._most:
                     raise Full
-                self._flights[asked.id] = self._threads.submit(self._fly, asked)
-            return self._flights[asked.id]
+                self._builds[asked.id] = self._threads.submit(self._perform, asked)
+            return self._builds[asked.id]
 
     def find(self, id_: str) -> Future[Outcome] | None:
         """Return a build by the id of its request, or None if it ended long ago, or never began."""
         with self._lock:
             self._forget_old()
-            return self._flights.get(id_)
+            return self._builds.get(id_)
 
     def forget(self, id_: str) -> None:
         """Forget an outcome, so that who asks for the same has it built again."""
         with self._lock:
             if self._ended.pop(id_, None) is not None:
-                del self._flights[id_]
+                del self._builds[id_]
 
     def drain(self, grace: float) -> None:
         """Begin no more builds, and end those that take longer than `grace` seconds."""
@@ -118,7 +118,7 @@ class Flights:
             worker.stop(at_once=False)
             worker.ended()
 
-    def _fly(self, asked: Asked) -> Outcome:
+    def _perform(self, asked: Asked) -> Outcome:
         with self._lock:
             self.running += 1
             jobs = max(1, self._jobs // self.running)
@@ -126,7 +126,7 @@ class Flights:
         is_kept = False
         try:
             outcome = self._built(worker, asked, jobs)
-            self._landed(asked, outcome, time.monotonic() - started)
+            self._note(asked, outcome, time.monotonic() - started)
             is_kept = outcome.status < 500  # else a later attempt may have another
             return outcome
         finally:
@@ -136,7 +136,7 @@ class Flights:
                 if is_kept:
                     self._ended[asked.id] = time.monotonic()
                 else:
-                    del self._flights[asked.id]
+                    del self._builds[asked.id]
 
     def _built(self, worker: Worker, asked: Asked, jobs: int) -> Outcome:
         """Return the outcome of a build; a worker that takes too long for it is ended."""
@@ -160,7 +160,7 @@ class Flights:
         for id_ in [*self._ended]:
             if self._ended[id_] >= old and len(self._ended) <= MOST_KEPT:
                 break
-            del self._ended[id_], self._flights[id_]
+            del self._ended[id_], self._builds[id_]
 
 
 def _close_sockets(connection: Connection) -> None:
