@@ -2,8 +2,8 @@
 
 `torch.compiler.save_cache_artifacts()` includes the entries that this process found or built:
 kernels, launch records and the launch runtime. `load_cache_artifacts()` publishes these entries in
-the user's cache, with the same checks as for a bundle. Torch loads registered kinds only, so import
-this module, or a module that declares ops (which imports this module), before you load.
+the user's cache: each is a bundle. Torch loads registered kinds only, so import this module, or a
+module that declares ops (which imports this module), before you load.
 
 Torch 2.11 imports its module of the mega-cache when that is first used, and the module takes longer
 to import than any of ours. So our kind of artifact is registered as soon as Torch imports that
@@ -15,6 +15,7 @@ Until the artifacts are saved, each used entry costs only a note of its path.
 from __future__ import annotations
 
 import importlib.machinery
+import io
 import logging
 import os
 import sys
@@ -25,7 +26,10 @@ from typing import Any
 
 import torch
 
+import jitkern
 from jitkern import cache, jit
+from jitkern.cache.entry import Entry
+from jitkern.cache.manifest import NAME, Manifest
 from jitkern.errors import JitkernError
 
 KIND = "jitkern"
@@ -66,7 +70,8 @@ def _register() -> None:
                 return source
             path = Path(os.fsdecode(source))
             try:
-                return jit.mega_cache_entries.content_at(path)
+                entry = Entry(path, Manifest.decode((path / NAME).read_bytes()))
+                return jitkern.cache_tools.bundle.packed(jit.open_cache(), [entry])
             except (OSError, ValueError) as e:
                 _log.warning("the entry %s is not saved in the mega-cache: %s", path, e)
                 return b""
@@ -83,9 +88,13 @@ def _register() -> None:
 
         def populate_cache(self) -> None:
             """Publish the entry in the user's cache, or log why this failed."""
+            target, _, name = self.key.partition("/")
             try:
                 if self.content:
-                    jit.mega_cache_entries.publish(self.key, self.content)
+                    jitkern.cache_tools.bundle.adopt(
+                        jit.open_cache(), io.BytesIO(self.content), compressed=False,
+                        only=(target, name),
+                    )  # fmt: skip
             except (JitkernError, ValueError, OSError) as e:
                 _log.warning("the entry %s of the mega-cache is not published: %s", self.key, e)
 

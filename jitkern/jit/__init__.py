@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         download as download,
         get_or_compile as get_or_compile,
         load as load,
-        mega_cache_entries as mega_cache_entries,
         request as request,
     )
     from jitkern.jit.active_cache import open_cache as open_cache

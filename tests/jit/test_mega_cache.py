@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import pytest
 
 from jitkern import config, jit, mega_cache
 from jitkern.cache import events
-from jitkern.cache.manifest import NAME
 from jitkern.cache.store import Cache
 
 cache = pytest.importorskip("torch.compiler._cache")
@@ -108,18 +106,13 @@ def test_an_entry_is_read_when_it_is_saved_and_not_before(saved, tmp_path, caplo
 def test_what_is_no_whole_entry_is_a_warning_and_nothing_else(saved, tmp_path, caplog):
     artifact, place, _ = saved
     whole = artifact.content
-    line, _, data = whole.partition(b"\n")
-    sizes = json.loads(line)
     bad = {
         "a bit": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "a bit of a file": whole[:-1600] + bytes([whole[-1600] ^ 1]) + whole[-1599:],
         "short": whole[:-1],
         "long": whole + b"x",
-        "no table": b"[1]\n" + data,
-        "no sizes": b'{"manifest.json": "x"}\n' + data,
-        "no json": b"{" + data,
-        "no manifest": json.dumps({"x": len(data)}).encode() + b"\n" + data,
-        "manifest": json.dumps({NAME: sizes[NAME]}).encode() + b"\n" + data[: sizes[NAME]],
-        "deep": b"[" * 100000 + b"\n",
+        "twice": whole + whole,
+        "no bundle": b"[" * 100000,
     }
     for what, content in bad.items():
         with caplog.at_level(logging.WARNING):
