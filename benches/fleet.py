@@ -86,7 +86,7 @@ class Bench:
         command = (sys.executable, "-m", "jitkern", "prewarm", "jitkern", "-q")
         self._run(home / "full", *command, "--target", str(cpu), "--target", gpu)
         cache = Cache(home / "full" / "jitkern")
-        chosen = cache_tools.chosen(cache, cache_tools.Wanted())
+        chosen = cache_tools.chosen(cache, cache_tools.EntryFilter())
         self.entries = len(chosen)
         store = DirectoryStore((home / "bundles").as_uri())
         publish.push(cache, chosen, store, unsigned=True)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from jitkern.cache_tools.explain import differences as differences, nearest as nearest
     from jitkern.cache_tools.listing import (
         SORTS as SORTS,
+        EntryFilter as EntryFilter,
         Row as Row,
-        Wanted as Wanted,
         chosen as chosen,
         find as find,
         rows as rows,
@@ -35,7 +35,7 @@ _HOMES = {
     "nearest": "explain",
     "SORTS": "listing",
     "Row": "listing",
-    "Wanted": "listing",
+    "EntryFilter": "listing",
     "chosen": "listing",
     "find": "listing",
     "rows": "listing",

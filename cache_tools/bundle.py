@@ -89,16 +89,14 @@ class Unpacked(NamedTuple):
     bytes: int
 
 
-def pack(cache: Cache, chosen: Iterable[tuple[object, Entry]], output: Path) -> int:
+def pack(cache: Cache, chosen: Iterable[Entry], output: Path) -> int:
     """Write entries to `output`, a `.tar` or `.tar.zst`, and return their number.
 
     Those that are not `fitting` are left out. Raises BundleError, and then leaves no file.
     """
     compressed = _is_compressed(output)
     return written_without_gone(
-        cache,
-        fitting(entry for _, entry in chosen),
-        lambda entries: _pack(entries, output, compressed=compressed),
+        cache, fitting(chosen), lambda entries: _pack(entries, output, compressed=compressed)
     )
 
 

@@ -62,7 +62,7 @@ class Row:
     problem: str = ""
 
 
-class Wanted(NamedTuple):
+class EntryFilter(NamedTuple):
     """A filter of entries: an entry passes if it fits every field.
 
     op: pattern with `*`, or several; ops of jitkern with or without their namespace.
@@ -118,7 +118,7 @@ def folders_of(op: str) -> str:
 
 def rows(
     cache: Cache,
-    wanted: Wanted = Wanted(),  # noqa: B008
+    wanted: EntryFilter = EntryFilter(),  # noqa: B008
     *,
     verify: str = "size",
     sort: str = "",
@@ -162,26 +162,26 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
     return [
         (row, entry)
-        for row, entry in _filtered(cache, Wanted(), "size", named)
+        for row, entry in _filtered(cache, EntryFilter(), "size", named)
         if isinstance(entry, Entry)
         and (text in entry.path.name or entry.manifest.digest.startswith(text))
     ]
 
 
-def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
+def chosen(cache: Cache, wanted: EntryFilter) -> list[Entry]:
     """Return the whole entries that are wanted, and those of all ops that calls of them need.
 
     An entry in several layers is returned once, from the layer that a lookup takes.
     """
-    entries: dict[tuple[str, str], tuple[Row, Entry]] = {}
+    entries: dict[tuple[str, str], Entry] = {}
     for row, entry in _filtered(cache, wanted, "always"):
         if isinstance(entry, Entry):
-            entries.setdefault((row.target, entry.path.name), (row, entry))
-    hosts = {_host_of(row.target) for row, _ in entries.values()}
+            entries.setdefault((row.target, entry.path.name), entry)
+    hosts = {_host_of(target) for target, _ in entries}
     for op in OF_ALL_OPS if hosts else ():
-        for row, entry in _filtered(cache, Wanted(op=op), "always"):
+        for row, entry in _filtered(cache, EntryFilter(op=op), "always"):
             if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):
-                entries.setdefault((row.target, entry.path.name), (row, entry))
+                entries.setdefault((row.target, entry.path.name), entry)
     return list(entries.values())
 
 
@@ -192,7 +192,7 @@ def _host_of(target: str) -> str:
 
 def _filtered(
     cache: Cache,
-    wanted: Wanted,
+    wanted: EntryFilter,
     verify: str,
     named: Callable[[str, str], bool] | None = None,
     *,

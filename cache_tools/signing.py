@@ -54,7 +54,7 @@ def keygen(path: Path, comment: str = "") -> str:
     return line
 
 
-def sign(cache: Cache, chosen: Iterable[tuple[object, Entry]], key: Path) -> int:
+def sign(cache: Cache, chosen: Iterable[Entry], key: Path) -> int:
     """Sign the chosen entries that lie in the user root, and return their number.
 
     An earlier signature by the same key is replaced; signatures by other keys stay. Raises
@@ -64,7 +64,7 @@ def sign(cache: Cache, chosen: Iterable[tuple[object, Entry]], key: Path) -> int
     public = _public_of(private)
     signed = 0
     with cache.staging() as staging:
-        for _, entry in chosen:
+        for entry in chosen:
             if not entry.path.is_relative_to(cache.root):
                 continue
             try:
@@ -117,7 +117,7 @@ def sign_missing(cache: Cache, entries: Iterable[Entry], key: Path) -> list[Entr
     public = public_key_of(key)
     lacking = [entry for entry in entries if public not in signers_of(entry)]
     if lacking:
-        sign(cache, ((None, entry) for entry in lacking), key)
+        sign(cache, lacking, key)
     return lacking
 
 

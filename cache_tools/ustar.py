@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import tarfile
 from collections.abc import Iterator
 from types import ModuleType
 from typing import BinaryIO
@@ -97,19 +98,12 @@ class Stream:
 
 def header_of(name: str, size: int) -> bytes:
     """Return the header block of a file. Raises BundleError if the name does not fit."""
-    prefix, base = "", name
-    for _ in range(2 if len(name) > 100 else 0):
-        if len(base) > 100:
-            head, _, base = base.partition("/")
-            prefix = f"{prefix}/{head}".lstrip("/")
-    if len(base) > 100 or len(prefix) > 155 or not name.isascii():
-        raise BundleError(f"the name `{name}` does not fit a USTAR archive")
-    block = b"".join((
-        base.encode().ljust(100, b"\0"), b"0000644\0", b"0000000\0" * 2,  # mode, uid, gid
-        b"%011o\0" % size, b"%011o\0" % 0, b" " * 8, b"0", bytes(100),  # mtime, checksum, type
-        b"ustar\00000", bytes(80), prefix.encode().ljust(155, b"\0"), bytes(12),
-    ))  # fmt: skip
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    info = tarfile.TarInfo(name)
+    info.size = size
+    try:
+        return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    except ValueError as e:
+        raise BundleError(f"the name `{name}` does not fit a USTAR archive") from e
 
 
 def write(stream: BinaryIO, name: str, data: bytes) -> None:

@@ -19,7 +19,6 @@ from jitkern.cache import VERSION
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.bundle import Entries, shipped, written, written_without_gone
-from jitkern.cache_tools.listing import Row
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.files.trust import INSTALLED
 
@@ -35,7 +34,7 @@ _HOST_CODE = re.compile(r"-torch[^-]+-([a-z]+_[a-z0-9_]+)(-[^-]+)?$")  # see jit
 
 def pack_wheel(
     cache: Cache,
-    chosen: Iterable[tuple[Row, Entry]],
+    chosen: Iterable[Entry],
     directory: Path,
     *,
     name: str,
@@ -48,9 +47,7 @@ def pack_wheel(
     Raises BundleError, and then leaves no wheel.
     """
     return written_without_gone(
-        cache,
-        (entry for _, entry in chosen),
-        lambda entries: _pack(entries, directory, name, version, platform),
+        cache, chosen, lambda entries: _pack(entries, directory, name, version, platform)
     )
 
 

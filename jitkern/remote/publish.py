@@ -48,7 +48,7 @@ class Pushed(NamedTuple):
 
 def push(
     cache: Cache,
-    chosen: Iterable[tuple[object, Entry]],
+    chosen: Iterable[Entry],
     store: Store,
     *,
     key: Path | None = None,
@@ -67,7 +67,7 @@ def push(
     count as one push, e.g. those of the shards of a prewarm. tell: called with a line of text
     before each step. Raises JitkernError, and Unavailable if the store fails for good.
     """
-    entries = packing.fitting(entry for _, entry in chosen)
+    entries = packing.fitting(chosen)
     if not entries:
         raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
     trusted = _signed(cache, entries, key, unsigned=unsigned)

@@ -90,7 +90,7 @@ class Build:
         if self._key:
             signing.sign_missing(cache, entries, self._key)
         bundle = f"{asked.id}.tar"
-        cache_tools.pack(cache, ((None, entry) for entry in entries), self._folder / bundle)
+        cache_tools.pack(cache, entries, self._folder / bundle)
         kernels = [entry for entry in entries if _files_of(entry)]
         return Outcome(
             200, reason, failed, bundle,

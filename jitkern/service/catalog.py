@@ -127,7 +127,7 @@ class Catalog:
             return None
         try:
             self._sign([entry])
-            cache_tools.pack(self._cache, [(None, entry)], self._bundles.folder / file)
+            cache_tools.pack(self._cache, [entry], self._bundles.folder / file)
         except JitkernError as e:
             _log.warning("%s is not served: %s", entry.path, e)
             return None

@@ -77,9 +77,9 @@ def pusher(
 
     def push(machines: Sequence[str]) -> None:
         chosen = [
-            (row, entry)
-            for row, entry in cache_tools.chosen(cache, cache_tools.Wanted())
-            if entry.op in ops and machine_of(row.target) in machines
+            entry
+            for entry in cache_tools.chosen(cache, cache_tools.EntryFilter())
+            if entry.op in ops and machine_of(entry.path.parent.name) in machines
         ]
         if chosen:
             remote.publish.push(cache, chosen, store, key=key, unsigned=key is None)

@@ -6,7 +6,7 @@ import tarfile
 from jitkern.cache.manifest import NAME
 from jitkern.cache_tools import bundle, chosen
 from jitkern.cache_tools.bundle import BLOCK
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 
 END = bytes(2 * BLOCK)
 SUFFIXES = (".tar", ".tar.zst")
@@ -14,7 +14,7 @@ SUFFIXES = (".tar", ".tar.zst")
 
 def packed(cache, tmp_path, suffix=".tar"):
     path = tmp_path / f"packed{suffix}"
-    bundle.pack(cache, chosen(cache, Wanted()), path)
+    bundle.pack(cache, chosen(cache, EntryFilter()), path)
     data = path.read_bytes()
     path.unlink()
     return data

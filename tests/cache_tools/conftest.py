@@ -7,7 +7,7 @@ from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, chosen, signing
 from jitkern.cache_tools.bundle import BLOCK, BundleError
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
 
@@ -50,7 +50,7 @@ def public(key):
 
 @pytest.fixture
 def signed(cache, key):
-    signing.sign(cache, chosen(cache, Wanted()), key)
+    signing.sign(cache, chosen(cache, EntryFilter()), key)
     return cache
 
 

@@ -16,7 +16,7 @@ from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, chosen, signing, ustar
 from jitkern.cache_tools.bundle import BundleError
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter, rows
 from jitkern.errors import CacheError, JitkernError
 
 pytest.importorskip("cryptography")
@@ -29,10 +29,10 @@ zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) els
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_round_trip_keeps_every_byte(signed, other, tmp_path, suffix):
     path = tmp_path / f"b{suffix}"
-    assert bundle.pack(signed, chosen(signed, Wanted()), path) == 3
+    assert bundle.pack(signed, chosen(signed, EntryFilter()), path) == 3
     done = bundle.unpack(other, path)
     assert (done.new, done.present) == (3, 0)
-    assert done.bytes == sum(row.bytes for row, _ in chosen(other, Wanted())) - sum(
+    assert done.bytes == sum(row.bytes for row in rows(other)) - sum(
         len(data) for name, data in shipped(other).items() if "manifest" in name
     )
     assert shipped(other) == shipped(signed)
@@ -42,7 +42,7 @@ def test_a_round_trip_keeps_every_byte(signed, other, tmp_path, suffix):
 
 def test_what_is_there_already_is_not_written_again(cache, other, tmp_path, publish):
     path = tmp_path / "b.tar"
-    bundle.pack(cache, chosen(cache, Wanted()), path)
+    bundle.pack(cache, chosen(cache, EntryFilter()), path)
     publish(other, 1)
     assert bundle.unpack(other, path)[:2] == (2, 1)
     before = [(p, p.stat().st_ino) for p in sorted(other.root.rglob("v1/cpu*/*"))]
@@ -52,7 +52,7 @@ def test_what_is_there_already_is_not_written_again(cache, other, tmp_path, publ
 
 def test_a_damaged_entry_is_healed(cache, other, tmp_path):
     path = tmp_path / "b.tar"
-    bundle.pack(cache, chosen(cache, Wanted()), path)
+    bundle.pack(cache, chosen(cache, EntryFilter()), path)
     bundle.unpack(other, path)
     next(other.root.rglob("out.cubin")).write_bytes(b"damage")
     assert bundle.unpack(other, path)[:2] == (1, 2)
@@ -61,7 +61,7 @@ def test_a_damaged_entry_is_healed(cache, other, tmp_path):
 
 def test_a_dry_run_only_counts(cache, other, tmp_path):
     path = tmp_path / "b.tar"
-    bundle.pack(cache, chosen(cache, Wanted()), path)
+    bundle.pack(cache, chosen(cache, EntryFilter()), path)
     assert bundle.unpack(other, path, dry_run=True)[:2] == (3, 0)
     assert not other.root.exists()
 
@@ -115,7 +115,7 @@ def test_a_name_that_does_not_fit_is_a_clear_error(name):
 
 def test_a_failed_pack_leaves_nothing(cache, tmp_path):
     next(cache.root.rglob("out.cubin")).rename(tmp_path / "gone")
-    whole = chosen(cache, Wanted())
+    whole = chosen(cache, EntryFilter())
     (tmp_path / "gone").rename(tmp_path / "there")
     assert len(whole) == 2
     next(cache.root.rglob("out.so")).write_bytes(b"damage")
@@ -126,17 +126,17 @@ def test_a_failed_pack_leaves_nothing(cache, tmp_path):
 
 
 def test_an_entry_whose_manifest_was_changed_is_not_packed(cache, tmp_path):
-    whole = chosen(cache, Wanted())
-    path = whole[-1][1].path / NAME
+    whole = chosen(cache, EntryFilter())
+    path = whole[-1].path / NAME
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(BundleError, match="manifest was changed"):
         bundle.pack(cache, whole, tmp_path / "b.tar")
 
 
 def test_a_signature_that_is_a_link_is_not_followed(cache, tmp_path):
-    whole = chosen(cache, Wanted())
+    whole = chosen(cache, EntryFilter())
     (tmp_path / "secret").write_text("secret")
-    (whole[0][1].path / "manifest.sig").symlink_to(tmp_path / "secret")
+    (whole[0].path / "manifest.sig").symlink_to(tmp_path / "secret")
     with pytest.raises(BundleError, match="cannot be shipped"):
         bundle.pack(cache, whole, tmp_path / "b.tar")
 
@@ -151,7 +151,7 @@ def test_what_could_not_be_unpacked_is_not_packed(cache, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["b.zip", "b", "tar", "b.tar.gz", "b.zst"])
 def test_other_suffixes_are_refused(cache, other, tmp_path, name):
     with pytest.raises(BundleError, match=r"expected NAME.tar or NAME.tar.zst"):
-        bundle.pack(cache, chosen(cache, Wanted()), tmp_path / name)
+        bundle.pack(cache, chosen(cache, EntryFilter()), tmp_path / name)
     with pytest.raises(BundleError, match=r"expected NAME.tar or NAME.tar.zst"):
         bundle.unpack(other, tmp_path / name)
 
@@ -163,7 +163,7 @@ def test_nothing_chosen_is_an_error(cache, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(cache, tmp_path):
     with pytest.raises(BundleError, match="cannot be written: No such file"):
-        bundle.pack(cache, chosen(cache, Wanted()), tmp_path / "no" / "b.tar")
+        bundle.pack(cache, chosen(cache, EntryFilter()), tmp_path / "no" / "b.tar")
 
 
 def test_a_file_that_cannot_be_read_is_a_clear_error(other, tmp_path):

@@ -14,7 +14,7 @@ from bundling import END, SUFFIXES, archive, fixed, joined, member, members, pac
 from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache_tools import bundle, chosen, ustar
 from jitkern.cache_tools.bundle import BLOCK, BundleError
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 
 pytest.importorskip("cryptography")
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
@@ -387,7 +387,7 @@ def test_a_bad_last_entry_publishes_none(cache, tmp_path, refused):
 
 
 def test_a_bundle_that_changes_between_the_passes_is_refused(cache, other, tmp_path, monkeypatch):
-    path, whole, look = tmp_path / "b.tar", chosen(cache, Wanted()), bundle._looked_through
+    path, whole, look = tmp_path / "b.tar", chosen(cache, EntryFilter()), bundle._looked_through
     for later in (whole[1:], whole[:1], whole):
         bundle.pack(cache, whole[:2], path)
 

@@ -19,7 +19,7 @@ from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.bundle import BundleError
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 from jitkern.cache_tools.wheel import pack_wheel
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
@@ -67,7 +67,7 @@ def cache(tmp_path):
 
 
 def made(cache, directory, name="acme-kernels", version="1.2.0", platform=""):
-    whole = chosen(cache, Wanted())
+    whole = chosen(cache, EntryFilter())
     return pack_wheel(cache, whole, directory, name=name, version=version, platform=platform)
 
 
@@ -105,7 +105,7 @@ def look(python, tmp_path, keys, before=""):
 def test_it_holds_the_entries_as_a_layer(cache, tmp_path, publish, device):
     key = publish(cache, device)
     signing.keygen(tmp_path / "key")
-    signing.sign(cache, chosen(cache, Wanted()), tmp_path / "key")
+    signing.sign(cache, chosen(cache, EntryFilter()), tmp_path / "key")
     wheel = made(cache, tmp_path / "dist")
     place = f"jitkern_layers/acme_kernels/v1/{key.target}/{key.name}"
     assert wheel == tmp_path / "dist" / "acme_kernels-1.2.0-py3-none-any.whl"
@@ -239,8 +239,8 @@ def test_nothing_chosen_or_a_bad_place_is_a_clear_error(cache, tmp_path, publish
 
 def test_a_damaged_entry_leaves_no_wheel(cache, tmp_path, publish, device):
     publish(cache, device)
-    whole = chosen(cache, Wanted())
-    (whole[0][1].path / "out.so").write_bytes(b"evil")
+    whole = chosen(cache, EntryFilter())
+    (whole[0].path / "out.so").write_bytes(b"evil")
     with pytest.raises(BundleError, match="cannot be shipped"):
         pack_wheel(cache, whole, tmp_path / "dist", name="x", version="1")
     assert list((tmp_path / "dist").iterdir()) == []

@@ -8,7 +8,7 @@ from jitkern.cache.layout import is_entry_name
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache_tools import bundle, chosen, ustar
 from jitkern.cache_tools.bundle import BundleError
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 from jitkern.files import signature
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
@@ -87,12 +87,12 @@ def long(cache):
 
 
 def test_a_bundle_tells_of_an_entry_whose_name_is_too_long(cache, long, other, tmp_path, caplog):
-    assert bundle.pack(cache, chosen(cache, Wanted()), tmp_path / "b.tar") == 3
+    assert bundle.pack(cache, chosen(cache, EntryFilter()), tmp_path / "b.tar") == 3
     assert f"{long.path} is left out: the name `{GPU}/xxx" in caplog.text
     assert len(caplog.records) == 1
     assert bundle.unpack(other, tmp_path / "b.tar").new == 3
     with pytest.raises(BundleError, match="nothing to pack"):
-        bundle.pack(cache, [(None, long)], tmp_path / "c.tar")
+        bundle.pack(cache, [long], tmp_path / "c.tar")
 
 
 def test_an_entry_with_a_long_name_is_read_by_that_name_alone(cache, long):

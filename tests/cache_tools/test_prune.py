@@ -3,13 +3,13 @@ import time
 
 import pytest
 
-from jitkern import cache_tools, config, jit
+from jitkern import cache_tools, config, jit, mega_cache
 from jitkern.cache import eviction
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import GRACE
 from jitkern.cache.store import Cache
+from jitkern.cache_tools import bundle
 from jitkern.cache_tools.prune import Installed
-from jitkern.jit import mega_cache_entries
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
 
@@ -255,7 +255,9 @@ def test_what_a_bundle_brings_counts_at_once(limited, tmp_path, variant, target)
     with other.staging() as staging:
         (staging / "out.so").write_bytes(b"x" * 10000)
         other.publish(key, staging, Manifest(key.inputs))
-    cache_tools.pack(other, cache_tools.chosen(other, cache_tools.Wanted()), tmp_path / "b.tar")
+    cache_tools.pack(
+        other, cache_tools.chosen(other, cache_tools.EntryFilter()), tmp_path / "b.tar"
+    )
     assert limited.exists()
     cache_tools.unpack(Cache.open(config.current()), tmp_path / "b.tar")
     assert not limited.exists()
@@ -268,6 +270,8 @@ def test_what_the_mega_cache_brings_counts_at_once(limited, tmp_path, variant, t
     with other.staging() as staging:
         (staging / "out.so").write_bytes(b"x" * 10000)
         entry = other.publish(key, staging, Manifest(key.inputs))
-    mega_cache_entries.publish(f"{key.target}/{key.name}", mega_cache_entries.content_of(entry))
+    content = bundle.packed(other, [entry])
+    factory = pytest.importorskip("torch.compiler._cache").CacheArtifactFactory
+    factory.create(mega_cache.KIND, f"{key.target}/{key.name}", content).populate_cache()
     assert not limited.exists()
     assert jit.open_cache().find(key)

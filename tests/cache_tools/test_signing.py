@@ -10,7 +10,7 @@ import pytest
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing
-from jitkern.cache_tools.listing import Wanted
+from jitkern.cache_tools.listing import EntryFilter
 from jitkern.errors import CacheError, JitkernError
 from jitkern.files import signature
 from jitkern.files.trust import Trust
@@ -70,7 +70,7 @@ def rules(layer, *keys):
 
 
 def sign(cache, key):
-    return signing.sign(cache, chosen(cache, Wanted()), key)
+    return signing.sign(cache, chosen(cache, EntryFilter()), key)
 
 
 def signature_file(cache):
@@ -301,15 +301,15 @@ def test_a_signature_that_was_tampered_with_is_not_used(layer, key, public, foun
 def test_only_entries_of_the_user_root_are_signed(layer, tmp_path, key, variant, target):
     user = Cache(tmp_path / "user", (layer.root,), fsync=False)
     publish(user, make_key(variant, target, ("-x",), closure_of(variant.source)))
-    assert len(chosen(user, Wanted())) == 2
+    assert len(chosen(user, EntryFilter())) == 2
     assert sign(user, key) == 1
     assert signature_file(user).exists()
     assert not signature_file(layer).exists()
 
 
 def test_an_entry_that_changed_since_it_was_chosen_is_unsigned(layer, key):
-    whole = chosen(layer, Wanted())
-    path = whole[0][1].path / NAME
+    whole = chosen(layer, EntryFilter())
+    path = whole[0].path / NAME
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(JitkernError, match="cannot be signed: its manifest was changed"):
         signing.sign(layer, whole, key)
@@ -328,8 +328,8 @@ def test_a_link_in_place_of_the_signatures_is_not_followed(layer, tmp_path, key)
 
 
 def test_an_entry_that_is_gone_is_left_out(layer, key):
-    whole = chosen(layer, Wanted())
-    shutil.rmtree(whole[0][1].path)
+    whole = chosen(layer, EntryFilter())
+    shutil.rmtree(whole[0].path)
     assert signing.sign(layer, whole, key) == len(whole) - 1
 
 

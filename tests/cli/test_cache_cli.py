@@ -11,7 +11,7 @@ from jitkern import cache_tools, config
 from jitkern.cache import records
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import Wanted
+from jitkern.cache_tools import EntryFilter
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Generated
 from jitkern.source.variant_key import make_key
@@ -228,9 +228,9 @@ def test_a_bundle_brings_the_runtime_that_serves_its_calls(put, target, cache_di
     put("jitkern::runtime", target=host, source=runtime)
     put("jitkern::runtime", target=host._replace(torch="2.11.0"), source=runtime)
     put("mylib::b", target=host)
-    found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::a"))]
+    found = [entry.op for entry in cache_tools.chosen(Cache(cache_dir), EntryFilter(op="mylib::a"))]
     assert found == ["mylib::a", "jitkern::runtime"]
-    found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::b"))]
+    found = [entry.op for entry in cache_tools.chosen(Cache(cache_dir), EntryFilter(op="mylib::b"))]
     assert found == ["mylib::b", "jitkern::runtime"]
 
 
@@ -241,7 +241,7 @@ def test_what_is_removed_meanwhile_is_left_out(verb, put, cli, cache_dir, tmp_pa
     if verb == "sign":
         pytest.importorskip("cryptography")
         cache_tools.keygen(key)
-    chosen = cache_tools.chosen(Cache(cache_dir), Wanted())
+    chosen = cache_tools.chosen(Cache(cache_dir), EntryFilter())
     cache_tools.remove(Cache(cache_dir), [gone.path])
     monkeypatch.setattr(cache_tools, "chosen", lambda *a: chosen)
     arguments = {

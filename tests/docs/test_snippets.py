@@ -100,7 +100,7 @@ def reader(tmp_path, cache_dir, request, page):
     """A reader who finds the node of recorder.cpp in the cache, since its build takes 20 s."""
     if page.name in PREWARM:
         shared = Cache(request.getfixturevalue("recorder_cache"))
-        recorder = cache_tools.chosen(shared, cache_tools.Wanted(op="jitkern_recorder"))
+        recorder = cache_tools.chosen(shared, cache_tools.EntryFilter(op="jitkern_recorder"))
         cache_tools.pack(shared, recorder, tmp_path / "recorder.tar")
         cache_tools.unpack(Cache(cache_dir), tmp_path / "recorder.tar")
     (tmp_path / "reader").mkdir()

@@ -33,7 +33,7 @@ def test_explain_lists_what_was_chosen(declare, clock, cli):
     specializer.settle()
     out, found = explained(cli, op)
     (row,) = [row for row in found["variants"] if row["kind"] == "choice"]
-    (listed,) = cache_tools.rows(jit.open_cache(), cache_tools.Wanted(kind="choice"))
+    (listed,) = cache_tools.rows(jit.open_cache(), cache_tools.EntryFilter(kind="choice"))
     assert listed.path == row["path"]
     assert row["note"] in out
     assert row["note"].endswith(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import Manifest
-from jitkern.cache_tools import Wanted, chosen
+from jitkern.cache_tools import EntryFilter, chosen
 
 CPU = "cpu-x86_64-torch2.13.0"
 HOST = f"{CPU}-linux_x86_64"
@@ -46,7 +46,7 @@ def stock(cache, package="alpha", *, ops=2, version="1.0"):
 
 
 def everything(cache, **wanted):
-    return chosen(cache, Wanted(**wanted))
+    return chosen(cache, EntryFilter(**wanted))
 
 
 def names(cache):

@@ -11,7 +11,7 @@ import jitkern
 from jitkern import config
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.listing import Wanted, chosen
+from jitkern.cache_tools.listing import EntryFilter, chosen
 from jitkern.remote import layout
 from jitkern.remote.check import read_half
 
@@ -38,7 +38,7 @@ def test_a_good_remote_passes_every_check(filled, machine):
 def test_it_says_who_signed(tmp_path, filled, machine):
     cache = Cache(tmp_path / "builder")
     public = signing.keygen(tmp_path / "key", "")
-    signing.sign(cache, chosen(cache, Wanted()), tmp_path / "key")
+    signing.sign(cache, chosen(cache, EntryFilter()), tmp_path / "key")
     from web_servers import fill
 
     (filled[0] / "v1" / machine / "index.json").unlink()

@@ -16,7 +16,7 @@ from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.listing import Wanted, chosen
+from jitkern.cache_tools.listing import EntryFilter, chosen
 from jitkern.remote import fetch, layout
 from jitkern.remote.index import Index
 
@@ -168,7 +168,7 @@ def test_a_bundle_signed_by_another(tmp_path, place, refused):
     cache = Cache(tmp_path / "builder")
     public = signing.keygen(tmp_path / "key", "")
     signing.keygen(tmp_path / "other", "")
-    signing.sign(cache, chosen(cache, Wanted()), tmp_path / "other")
+    signing.sign(cache, chosen(cache, EntryFilter()), tmp_path / "other")
     fill(cache, place[0])
     refused(
         f"file://{place[0]}",
@@ -182,7 +182,7 @@ def test_a_signature_of_other_bytes(tmp_path, place, files, refused):
     folder, machine, key = place
     cache = Cache(tmp_path / "builder")
     public = signing.keygen(tmp_path / "key", "")
-    signing.sign(cache, chosen(cache, Wanted()), tmp_path / "key")
+    signing.sign(cache, chosen(cache, EntryFilter()), tmp_path / "key")
     ((_, entry),) = cache.entries()
     changed = manifest_of(files)._replace(artifacts={"out.so": Artifact.of(b"evil")})
     signed = {"manifest.sig": entry.signatures(), NAME: changed.encode(), "out.so": b"evil"}

@@ -52,7 +52,7 @@ def test_a_push_signs_what_the_key_has_not_signed(full, empty, directory, key, p
     push(full, directory, key=key)
     assert all(
         signing.signers(entry.manifest.encode(), entry.signatures()) == [public]
-        for _, entry in everything(full)
+        for entry in everything(full)
     )
     assert pull.pull(empty, directory, [HERE], (public,)).new == 4
     assert push(full, directory, unsigned=False)[0].uploaded == 0  # everything is signed by now
@@ -66,7 +66,7 @@ def test_an_entry_whose_name_does_not_fit_is_left_out(size, full, empty, directo
     assert pushed.loose == 0
     assert pull.pull(empty, directory, [HERE], ()).new == 4
     with pytest.raises(BundleError, match="nothing to push"):
-        publish.push(full, [(None, long)], directory, unsigned=True)
+        publish.push(full, [long], directory, unsigned=True)
 
 
 def test_an_unsigned_entry_of_a_read_only_layer_is_refused(full, tmp_path, directory, key):

@@ -8,7 +8,7 @@ from web_servers import Server, closed_port, fill, settings_file, static
 from jitkern import Config, config, jit
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.listing import Wanted, chosen
+from jitkern.cache_tools.listing import EntryFilter, chosen
 from jitkern.errors import SettingError
 from jitkern.remote import trust
 
@@ -21,7 +21,7 @@ def keys(tmp_path):
 
 def sign(tmp_path, folder, key):
     cache = Cache(tmp_path / "builder")
-    signing.sign(cache, chosen(cache, Wanted()), key)
+    signing.sign(cache, chosen(cache, EntryFilter()), key)
     for path in folder.rglob("*.tar"):
         path.unlink()
     fill(cache, folder)

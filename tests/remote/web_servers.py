@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,7 +21,7 @@ from bundling import archive, joined
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle
-from jitkern.cache_tools.listing import Wanted, chosen
+from jitkern.cache_tools.listing import EntryFilter, chosen
 from jitkern.remote import layout
 from jitkern.remote.index import Bundle, Index
 
@@ -29,8 +29,8 @@ from jitkern.remote.index import Bundle, Index
 def machines(cache: Cache) -> dict[str, list]:
     """The entries of a cache by the machine that may miss them."""
     found = defaultdict(list)
-    for row, entry in chosen(cache, Wanted()):
-        found[layout.machine_of(row.target)].append((row, entry))
+    for entry in chosen(cache, EntryFilter()):
+        found[layout.machine_of(entry.path.parent.name)].append(entry)
     return found
 
 
@@ -45,7 +45,7 @@ def fill(cache: Cache, folder: Path, *, suffix: str = ".tar", loose: bool = Fals
             folder,
             machine,
             packed.read_bytes(),
-            digests(e for _, e in entries),
+            digests(entries),
             suffix=suffix,
             loose=loose,
         )
@@ -54,7 +54,7 @@ def fill(cache: Cache, folder: Path, *, suffix: str = ".tar", loose: bool = Fals
     return sorted(machines(cache))
 
 
-def digests(entries: Iterator[Entry]) -> list[str]:
+def digests(entries: Iterable[Entry]) -> list[str]:
     return sorted(entry.path.name.rpartition("-")[2] for entry in entries)
 
 

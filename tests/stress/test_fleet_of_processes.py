@@ -71,7 +71,7 @@ def filled(tmp_path_factory):
     with config.using(cache_dir=home / "cache"):
         prewarm(["jitkern"], [Target.current("cpu")])
         cache = Cache(home / "cache")
-        chosen = cache_tools.chosen(cache, cache_tools.Wanted())
+        chosen = cache_tools.chosen(cache, cache_tools.EntryFilter())
         store = DirectoryStore((home / "remote").as_uri())
         publish.push(cache, chosen, store, unsigned=True)
     return home / "remote"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jitkern import config
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import Wanted
+from jitkern.cache_tools import EntryFilter
 from jitkern.errors import CacheError
 
 
@@ -39,9 +39,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wanted(args: argparse.Namespace, *, problem: bool = False) -> Wanted:
+def wanted(args: argparse.Namespace, *, problem: bool = False) -> EntryFilter:
     """Return the filter that the options describe."""
-    return Wanted(
+    return EntryFilter(
         args.op, args.target, args.kind, args.layer, args.older_than, args.larger_than, problem
     )
 

@@ -26,7 +26,7 @@ def push(store: Store, key: Path | None, results: Iterable[Result], groups: Sequ
         return 0
     with telling(store):
         pushed = remote.publish.push(
-            jit.open_cache(), ((None, entry) for entry in entries), store,
+            jit.open_cache(), entries, store,
             key=key, unsigned=key is None, part_of=part_of,
         )  # fmt: skip
     sent = sum(done.uploaded for done in pushed)
