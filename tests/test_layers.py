@@ -55,6 +55,11 @@ def test_circles_become_fewer():
     assert len(circles(chains=True)) <= 1
 
 
+def test_a_class_name_means_one_thing():
+    classes = [n.name for tree in TREES.values() for n in tree.body if isinstance(n, ast.ClassDef)]
+    assert sorted(classes) == sorted(set(classes))
+
+
 def test_a_type_checker_is_told_of_each_module_of_a_room():
     """Of those that are met as `room.module`."""
     for room, path in MODULES.items():

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _print(check: devtools.check.Check, *, whole: bool) -> None:
+def _print(check: devtools.check.OpCheck, *, whole: bool) -> None:
     color, mark = {True: (GREEN, "ok  "), False: (RED, "FAIL"), None: (YELLOW, "skip")}[check.ok]
     bad = check.ok is False
     first, more = headline(check.note)

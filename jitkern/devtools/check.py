@@ -25,7 +25,7 @@ _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a s
 _LARGEST = 4096  # numbers in an input whose gradient is checked
 
 
-class Check(NamedTuple):
+class OpCheck(NamedTuple):
     """A row of results: `ok` is True or False, or None for what cannot be tried here.
 
     note: the reason, or a remark.
@@ -40,21 +40,21 @@ class Check(NamedTuple):
     note: str
 
 
-def checks_of(op: Op, devices: Sequence[str]) -> Iterator[Check]:
+def checks_of(op: Op, devices: Sequence[str]) -> Iterator[OpCheck]:
     """Yield a check for each source of the op, and Torch's checks, on each of these devices."""
     for device, sources in op.sources.items():
         if not sources:
             continue
         if device not in devices:
-            yield Check(op.name, device, "", "reference", None, f"no {device} device here")
+            yield OpCheck(op.name, device, "", "reference", None, f"no {device} device here")
             continue
         try:
             samples = op.sample_inputs(device)
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
-            yield Check(op.name, device, "", "samples", False, _told(e))
+            yield OpCheck(op.name, device, "", "samples", False, _told(e))
             continue
         if not samples:
-            yield Check(op.name, device, "", "samples", False, "none: add `@op.samples`")
+            yield OpCheck(op.name, device, "", "samples", False, "none: add `@op.samples`")
             continue
         failed = False
         for source in sources:
@@ -62,21 +62,23 @@ def checks_of(op: Op, devices: Sequence[str]) -> Iterator[Check]:
             failed |= row.ok is False
             yield row
         if failed:  # it would fail again
-            yield Check(op.name, device, "", "opcheck", None, "not tried after a failed check")
+            yield OpCheck(op.name, device, "", "opcheck", None, "not tried after a failed check")
             continue
         yield _row(op, device, "", "opcheck", _opcheck, samples)
         if op.gradient:
             yield _row(op, device, "", "gradcheck", _gradcheck, samples)
 
 
-def _row(op: Op, device: str, kind: str, name: str, check: Callable[..., str], *rest: Any) -> Check:
+def _row(
+    op: Op, device: str, kind: str, name: str, check: Callable[..., str], *rest: Any
+) -> OpCheck:
     """Return the row of a check, which returns a remark, or raises for what is wrong."""
     try:
-        return Check(op.name, device, kind, name, True, check(op, *rest))
+        return OpCheck(op.name, device, kind, name, True, check(op, *rest))
     except (CompilerNotFound, TargetError, _Untried) as e:
-        return Check(op.name, device, kind, name, None, _told(e))
+        return OpCheck(op.name, device, kind, name, None, _told(e))
     except Exception as e:  # noqa: BLE001  whatever its author's code raises
-        return Check(op.name, device, kind, name, False, _told(e))
+        return OpCheck(op.name, device, kind, name, False, _told(e))
 
 
 class _Untried(Exception):

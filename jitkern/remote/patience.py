@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
+from jitkern.remote.store import AccessDenied, Forked, Throttled, TooLarge, Unavailable, Unchanged
 
 FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
 REST = 60.0  # seconds
@@ -74,7 +74,7 @@ def insist(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
     for attempt in range(RETRIES):
         try:
             return run_with_timeout(None, functools.partial(ask, *args, **options))
-        except (Refused, TooLarge, Forked):
+        except (AccessDenied, TooLarge, Forked):
             raise
         except Unavailable:
             if attempt == RETRIES - 1:
@@ -167,7 +167,7 @@ class Deadline:
                 if seconds >= self.left:
                     raise Throttled(f"busy for {self.budget:.3g} s ({e})") from e
                 time.sleep(seconds)
-            except Refused as e:
+            except AccessDenied as e:
                 self._breaker.refuse(str(e))
                 raise
             except (Forked, TooLarge):

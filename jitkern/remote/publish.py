@@ -25,7 +25,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, Index, update_index
 from jitkern.remote.patience import RETRIES, insist
-from jitkern.remote.store import Listed, Refused, Store, Unavailable
+from jitkern.remote.store import AccessDenied, Listed, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
 FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
@@ -195,7 +195,7 @@ def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
 
     try:
         return bundle.bytes if _is_written(store, name, path.read_bytes, may_stay) else 0
-    except Refused:
+    except AccessDenied:
         there = insist(store.stat, name)
         if there and there.bytes == bundle.bytes:  # a policy lets nobody write a bundle again
             return 0

@@ -37,7 +37,7 @@ class Throttled(Unavailable):
     remedy = "try again later"
 
 
-class Refused(Unavailable):
+class AccessDenied(Unavailable):
     """The store refuses this client (401, 403)."""
 
     meaning = "it refuses this client"
@@ -114,7 +114,7 @@ class Service(Readable, Protocol):
     def post(self, name: str, data: bytes, *, limit: int) -> Answer:
         """Post JSON and return the answer, of at most `limit` bytes.
 
-        Raises Unavailable as `get` does: Throttled for 429 and 503, Refused for 401 and 403.
+        Raises Unavailable as `get` does: Throttled for 429 and 503, AccessDenied for 401 and 403.
         """
         ...
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from jitkern.service import (
         build as build,
         build_queue as build_queue,
+        call_log as call_log,
         catalog as catalog,
         handler as handler,
         metrics as metrics,
         publisher as publisher,
-        recorder as recorder,
         request as request,
         server as server,
     )

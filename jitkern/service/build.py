@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     built: int = 0
 
 
-class Build:
+class CallBuilder:
     """Builds what requests ask for, one after the other.
 
     ops: the ops that may be built. folder: the directory for bundles. key: the private key that

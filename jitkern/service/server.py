@@ -24,11 +24,11 @@ from jitkern import config, jit
 from jitkern._fork import after_fork
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.op.op import Op
-from jitkern.service.build import Build, Outcome
+from jitkern.service.build import CallBuilder, Outcome
 from jitkern.service.build_queue import BuildQueue
+from jitkern.service.call_log import CallLog
 from jitkern.service.catalog import BundleDirectory, Catalog
 from jitkern.service.metrics import Metrics
-from jitkern.service.recorder import Recorder
 from jitkern.service.request import Asked
 
 _log = logging.getLogger(__name__)
@@ -89,13 +89,13 @@ class Server(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         with config.using(fallback="raise"), contextlib.ExitStack() as undo:
             cache = jit.open_cache()
-            self._record = Recorder(record) if record else None
+            self._record = CallLog(record) if record else None
             super().__init__(address, handler)
             undo.callback(self.server_close)
             self._folder = tempfile.TemporaryDirectory(prefix="jitkern-serve-")
             undo.callback(self._folder.cleanup)
             self.bundles = BundleDirectory(Path(self._folder.name))
-            build = Build(self.ops, self.bundles.folder, key)
+            build = CallBuilder(self.ops, self.bundles.folder, key)
             self.catalog = Catalog(cache, names_of(ops), self.bundles, key)
             self.builds = BuildQueue(build, jobs, MOST_WAITING, self._note)
             undo.callback(self.builds.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from jitkern.remote.store import Refused, Unavailable
+from jitkern.remote.store import AccessDenied, Unavailable
 
 VERBS = ("get", "stat", "create", "replace", "delete", "list")
 
@@ -66,7 +66,7 @@ class Policed(Odd):
 
     def _strike(self, verb, name, call):
         if verb in ("replace", "delete") and ".tar" in name:
-            raise Refused("403")
+            raise AccessDenied("403")
         return call()
 
 

@@ -21,7 +21,7 @@ from jitkern.errors import SettingError
 from jitkern.remote.opening import opened
 from jitkern.remote.patience import run_with_timeout
 from jitkern.remote.store import (
-    Refused,
+    AccessDenied,
     Service,
     Throttled,
     TooLarge,
@@ -66,7 +66,7 @@ def test_a_server_without_tags_or_lengths():
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(401, Refused), (403, Refused), (407, Refused), (429, Throttled), (503, Throttled), (500, Unavailable), (206, Unavailable)],
+    [(401, AccessDenied), (403, AccessDenied), (407, AccessDenied), (429, Throttled), (503, Throttled), (500, Unavailable), (206, Unavailable)],
 )  # fmt: skip
 def test_a_status_is_told_as_what_it_means(status, kind):
     with Server(always(said(status, b"why"))) as server:
@@ -299,7 +299,12 @@ def test_a_server_that_builds_says_so_and_is_posted_to():
         assert store.builds
         assert store.post("v1/build", b"{}", limit=9) == (202, b"{}", 3.0)
         assert server.paths[-1] == "/base/v1/build"
-    for status, kind in ((503, Throttled), (429, Throttled), (401, Refused), (500, Unavailable)):
+    for status, kind in (
+        (503, Throttled),
+        (429, Throttled),
+        (401, AccessDenied),
+        (500, Unavailable),
+    ):
         with Server(always(said(status))) as server, pytest.raises(kind):
             HttpStore(server.url).post("v1/build", b"{}", limit=9)
     for status in (400, 404, 405, 409, 413, 422, 501):

@@ -13,7 +13,7 @@ from helpers import LONGEST, REPOSITORY, replaced
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.opening import opened
 from jitkern.remote.patience import run_with_timeout
-from jitkern.remote.store import Refused, Throttled, Unavailable
+from jitkern.remote.store import AccessDenied, Throttled, Unavailable
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
 DIALECTS = pytest.mark.parametrize("stub", ["s3", "gs"], indirect=True)
@@ -37,8 +37,8 @@ def asked(store):
     [
         (503, Throttled),
         (429, Throttled),
-        (401, Refused),
-        (403, Refused),
+        (401, AccessDenied),
+        (403, AccessDenied),
         (500, Unavailable),
         (502, Unavailable),
     ],

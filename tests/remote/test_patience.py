@@ -25,7 +25,7 @@ from jitkern.remote.patience import (
     Deadline,
     run_with_timeout,
 )
-from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
+from jitkern.remote.store import AccessDenied, Forked, Throttled, TooLarge, Unavailable, Unchanged
 
 
 def raising(error):
@@ -167,7 +167,7 @@ def test_a_busy_remote_is_asked_again_until_the_budget_is_used(breaker, monkeypa
 def test_a_refusal_is_for_the_life_of_the_process_and_told_once(breaker, caplog):
     for _ in range(3):
         with pytest.raises(Unavailable):
-            asked(breaker, raising(Refused("403 Forbidden")))
+            asked(breaker, raising(AccessDenied("403 Forbidden")))
     assert "refused this client" in breaker.open()
     (line,) = caplog.messages
     assert "credentials" in line and "https://example.com" in line

@@ -54,5 +54,5 @@ def client(serve) -> Client:
 @pytest.fixture
 def gated(serve, monkeypatch) -> Callable[..., Server]:
     """Start servers whose builds wait until the file `open` is in the folder of bundles."""
-    monkeypatch.setattr(room, "Build", Gate)
+    monkeypatch.setattr(room, "CallBuilder", Gate)
     return serve

@@ -18,7 +18,7 @@ from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.store import Unavailable
-from jitkern.service import build_queue, handler, recorder, server as room
+from jitkern.service import build_queue, call_log, handler, server as room
 from jitkern.service.build import Outcome
 from jitkern.service.publisher import Publisher
 
@@ -298,7 +298,7 @@ def test_a_drain_kills_what_heeds_no_signal(gated, monkeypatch):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             return super().__call__(asked, jobs)
 
-    monkeypatch.setattr(room, "Build", Deaf)
+    monkeypatch.setattr(room, "CallBuilder", Deaf)
     server = gated(jobs=1)
     answers = drained_in_a_build(server)
     assert [(a.status, "SIGKILL" in a.json["reason"]) for a in answers] == [(422, True)]
@@ -336,7 +336,7 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
             ),
         )
 
-    monkeypatch.setattr(room, "Build", sockets)
+    monkeypatch.setattr(room, "CallBuilder", sockets)
     server = gated(jobs=2)
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
@@ -372,7 +372,7 @@ def test_calls_are_recorded_once_and_prewarm_reads_them(serve, tmp_path, cli):
 
 @pytest.mark.long
 def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "MOST", 2)
+    monkeypatch.setattr(call_log, "MOST", 2)
     client = Client(serve(record=tmp_path / "calls").url)
     for size in range(1, 6):
         client.build(line("jitkern::vec_add", tensor(size), tensor(size)))
@@ -382,7 +382,7 @@ def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_recording_is_bounded_whatever_clients_ask_for(serve, tmp_path, monkeypatch, caplog):
     path = tmp_path / "calls"
-    monkeypatch.setattr(recorder, "MOST_BYTES", 1000)
+    monkeypatch.setattr(call_log, "MOST_BYTES", 1000)
     for known in (False, True):  # also by a server that takes the file over
         client = Client(serve(record=path).url)
         for size in range(2, 12):

@@ -19,9 +19,9 @@ from jitkern._version import __version__
 from jitkern.errors import SettingError
 from jitkern.remote import layout
 from jitkern.remote.store import (
+    AccessDenied,
     Answer,
     Object,
-    Refused,
     Tag,
     Throttled,
     TooLarge,
@@ -226,7 +226,7 @@ def _told() -> Iterator[None]:
 
 def _error(status: int) -> Unavailable:
     text = f"{status} {http.client.responses.get(status, '')}".strip()
-    kind = Throttled if status in _BUSY else Refused if status in _REFUSED else Unavailable
+    kind = Throttled if status in _BUSY else AccessDenied if status in _REFUSED else Unavailable
     return kind(text)
 
 

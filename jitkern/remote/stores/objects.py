@@ -19,10 +19,10 @@ from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.layout import cache_control
 from jitkern.remote.store import (
     VARIABLES,
+    AccessDenied,
     Forked,
     Listed,
     Object,
-    Refused,
     Tag,
     Throttled,
     TooLarge,
@@ -33,7 +33,7 @@ from jitkern.remote.store import (
 
 REMEDY = 'pip install "jitkern[remote]"'
 _STATUS = re.compile(r"status code: (\d{3})")
-_ERRORS = {"401": Refused, "403": Refused, "429": Throttled, "503": Throttled}
+_ERRORS = {"401": AccessDenied, "403": AccessDenied, "429": Throttled, "503": Throttled}
 _owner = 0  # the first process that asked: obstore's threads stay in it
 
 

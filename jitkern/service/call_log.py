@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20  # of the file
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
+class CallLog:
     """Appends each distinct call to a file, as JITKERN_RECORD does.
 
     Of calls that need the same kernels, MOST are kept. Calls that cannot be built are left out, but
