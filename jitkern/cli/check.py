@@ -12,18 +12,9 @@ import sys
 import textwrap
 
 from jitkern import devtools
+from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import (
-    GREEN,
-    RED,
-    YELLOW,
-    columns,
-    counted,
-    cut,
-    headline,
-    print_json,
-    styled,
-)
+from jitkern.cli.output import GREEN, RED, YELLOW, columns, cut, headline, print_json, styled
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:

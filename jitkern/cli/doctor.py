@@ -24,21 +24,9 @@ from jitkern import config, jit, remote, runtime
 from jitkern._version import __version__
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.check import Check
+from jitkern.cache_tools.check import Check, counted, human_age, human_bytes
 from jitkern.cache_tools.health import health
-from jitkern.cli.output import (
-    BOLD,
-    GREEN,
-    RED,
-    YELLOW,
-    columns,
-    counted,
-    cut,
-    human_age,
-    human_bytes,
-    print_json,
-    styled,
-)
+from jitkern.cli.output import BOLD, GREEN, RED, YELLOW, columns, cut, print_json, styled
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from jitkern import cache_tools, config, jit, op as room, prewarming, remote, trace
 from jitkern.cache.store import Cache
+from jitkern.cache_tools.check import counted
 from jitkern.calls.signature import class_of
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.hints import ExplainRow
-from jitkern.cli.output import BOLD, YELLOW, counted, print_json, say, styled
+from jitkern.cli.output import BOLD, YELLOW, print_json, say, styled
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 

@@ -11,18 +11,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jitkern import config
-from jitkern.cache_tools import check
 
 if TYPE_CHECKING:
     from jitkern.prewarming.tasks import Step
 
-human_bytes: Callable[[float], str] = check.human_bytes
-human_age: Callable[[float], str] = check.human_age
-counted: Callable[[int, str], str] = check.counted
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"

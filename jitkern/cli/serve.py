@@ -17,8 +17,9 @@ from pathlib import Path
 
 from jitkern import config, jit, service
 from jitkern.cache_tools import signing
+from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import YELLOW, counted, say
+from jitkern.cli.output import YELLOW, say
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from jitkern.cli.cache import clean, look, ship
+from jitkern.cli.cache import clean, entries, ship
 
 
 def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for part in (look, clean, ship):
+    for part in (entries, clean, ship):
         part.configure(commands, shared)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from jitkern import cache_tools, config
-from jitkern.cli.cache.choose import add_filters, duration, opened, size, wanted
-from jitkern.cli.output import agreed, counted, human_bytes, print_json
+from jitkern.cache_tools.check import counted, human_bytes
+from jitkern.cli.cache.filters import add_filters, duration, opened, size, wanted
+from jitkern.cli.output import agreed, print_json
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import jit, prewarming, remote
-from jitkern.cli.output import YELLOW, human_bytes, say
+from jitkern.cache_tools.check import human_bytes
+from jitkern.cli.output import YELLOW, say
 from jitkern.cli.remote.connection import telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.remote.store import Store

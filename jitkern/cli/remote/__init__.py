@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-from jitkern.cli.remote import check, look, transfer
+from jitkern.cli.remote import check, contents, transfer
 
 
 def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for part in (check, transfer, look):
+    for part in (check, transfer, contents):
         part.configure(commands, shared)

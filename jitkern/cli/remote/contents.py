@@ -7,8 +7,9 @@ import sys
 import time
 
 from jitkern import remote
-from jitkern.cli.cache.choose import duration
-from jitkern.cli.output import agreed, counted, human_age, human_bytes, print_json, print_table
+from jitkern.cache_tools.check import counted, human_age, human_bytes
+from jitkern.cli.cache.filters import duration
+from jitkern.cli.output import agreed, print_json, print_table
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.config import values

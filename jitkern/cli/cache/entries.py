@@ -11,16 +11,10 @@ from typing import Any
 
 from jitkern import cache_tools, config
 from jitkern.cache_tools import Row
-from jitkern.cli.cache.choose import add_filters, opened, wanted
+from jitkern.cache_tools.check import counted, human_age, human_bytes
+from jitkern.cli.cache.filters import add_filters, opened, wanted
 from jitkern.cli.explain import SHORT, explain_entries
-from jitkern.cli.output import (
-    counted,
-    human_age,
-    human_bytes,
-    print_json,
-    print_table,
-    say,
-)
+from jitkern.cli.output import print_json, print_table, say
 
 MOST = 8  # targets, and ops, whose sizes are listed
 
