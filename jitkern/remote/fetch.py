@@ -71,7 +71,7 @@ class Miss(NamedTuple):
         """What a miss is remembered by."""
         return self.cache.root, self.key.digest
 
-    def is_mended(self) -> bool:
+    def is_cached(self) -> bool:
         """Return whether the cache has the entry now."""
         return self.cache.find(self.key) is not None
 
@@ -90,7 +90,7 @@ def fetch(miss: Miss) -> str:
         left = deadline - time.monotonic()
         why = "it is not asked: no time is left"
         if left > 0:
-            why = remote.bring(miss, min(budget, left))
+            why = remote.fetch(miss, min(budget, left))
         if not why:
             return ""
         reasons.append(f"{remote.url}: {why}")
@@ -147,13 +147,13 @@ class Remote:
             self._store = self._store or made  # of another thread
         return self._store
 
-    def bring(self, miss: Miss, budget: float) -> str:
+    def fetch(self, miss: Miss, budget: float) -> str:
         """Adopt what the miss wants; return "", or why it is not there. Raises CacheError."""
         at, why = self._known.get(miss.place, (0.0, ""))
         if why and time.monotonic() - at < FRESH:
             return why
         try:
-            why = self._brought(miss, Deadline(self.breaker, budget))
+            why = self._fetch(miss, Deadline(self.breaker, budget))
         except CircuitOpen as e:
             return f"it is not asked: {e}"
         except CacheError:
@@ -173,10 +173,10 @@ class Remote:
 
     def place_of(self, cache: Cache, key: Key) -> str:
         """Return in words where the remote has an entry. Raises nothing."""
-        patience = Deadline(self.breaker, self._timeout)
+        deadline = Deadline(self.breaker, self._timeout)
         try:
             trust.keys_for(self._given, config.current(), cache.root)
-            read = self._index(layout.machine_of(key.target), patience)
+            read = self._index(layout.machine_of(key.target), deadline)
         except CircuitOpen as e:
             return f"not asked: {e}"
         except (JitkernError, Unavailable) as e:
@@ -187,37 +187,37 @@ class Remote:
         more = ["entries of their own"] * read.listing.loose + ["builds"] * read.builds
         return f"no{', unless by ' * bool(more)}{' or '.join(more)}"
 
-    def _brought(self, miss: Miss, patience: Deadline) -> str:
+    def _fetch(self, miss: Miss, deadline: Deadline) -> str:
         keys = trust.keys_for(self._given, config.current(), miss.cache.root)
         machine = layout.machine_of(miss.key.target)
-        index, _, builds, _ = self._index(machine, patience)
+        index, _, builds, _ = self._index(machine, deadline)
         for bundle in index.holding(miss.key.digest[:16]):
-            if self._bundle(miss, machine, bundle, keys, patience):
+            if self._bundle(miss, machine, bundle, keys, deadline):
                 return ""
-        if index.loose and self._entry(miss, keys, patience):
+        if index.loose and self._entry(miss, keys, deadline):
             return ""
         if builds and isinstance(self.store, Service):
-            return self._built(self.store, miss, keys, patience)
+            return self._build(self.store, miss, keys, deadline)
         return f"it has no such entry for {machine}"
 
-    def _index(self, machine: str, patience: Deadline) -> _Read:
+    def _index(self, machine: str, deadline: Deadline) -> _Read:
         """Return the index of a machine, at most a minute old. Raises as `store` and `ask` do."""
-        run_with_timeout(patience.left, lambda: self.store)  # whose errors are none of the remote
-        if not self._lock.acquire(timeout=patience.left):
+        run_with_timeout(deadline.left, lambda: self.store)  # whose errors are none of the remote
+        if not self._lock.acquire(timeout=deadline.left):
             raise Unavailable("another thread still waits for its index")
         try:
             read = self._indexes.get(machine)
             if read is None or time.monotonic() - read.at >= FRESH:
-                read = self._indexes[machine] = self._read_index(machine, read, patience)
+                read = self._indexes[machine] = self._read_index(machine, read, deadline)
             return read
         finally:
             self._lock.release()
 
-    def _read_index(self, machine: str, old: _Read | None, patience: Deadline) -> _Read:
+    def _read_index(self, machine: str, old: _Read | None, deadline: Deadline) -> _Read:
         name, store = layout.index_of(machine), self.store
         index, tag = (old.listing, old.tag) if old else (Index(), None)
         try:
-            found = patience.ask(
+            found = deadline.ask(
                 lambda: store.get(name, limit=layout.LARGEST_INDEX, unless=tag), self._timeout
             )
             index, tag = (Index.decode(found.data), found.tag) if found else (Index(), None)
@@ -230,7 +230,7 @@ class Remote:
         return _Read(index, tag, builds, time.monotonic())
 
     def _bundle(
-        self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], patience: Deadline
+        self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], deadline: Deadline
     ) -> bool:
         """Adopt a bundle that lists the entry; return whether the entry is there then."""
         name = layout.bundle_of(machine, bundle.file)
@@ -239,47 +239,47 @@ class Remote:
         if bundle.bytes > layout.LARGEST_BUNDLE:
             return self._refuse(name, f"it has {bundle.bytes} bytes")
         spared = miss.expected / 2 * len(bundle.entries)
-        patience.extend(min(config.current().remote_budget, spared))
-        with self._alone(miss, name, f"a bundle of {bundle.package}", patience):
-            if miss.is_mended():
+        deadline.extend(min(config.current().remote_budget, spared))
+        with self._locked(miss, name, f"a bundle of {bundle.package}", deadline):
+            if miss.is_cached():
                 return True
-            found = self._got(name, bundle.bytes, patience)
+            found = self._get(name, bundle.bytes, deadline)
             try:
                 data = bundles.checked(found, bundle)
             except BundleError as e:
                 return self._refuse(name, str(e))
             return self._adopt(miss, name, data, keys)
 
-    def _entry(self, miss: Miss, keys: tuple[str, ...], patience: Deadline) -> bool:
+    def _entry(self, miss: Miss, keys: tuple[str, ...], deadline: Deadline) -> bool:
         """Adopt the object of the entry alone, if there is one."""
         place = miss.key.target, miss.key.name
         name = layout.entry_of(*place)
         if name in self._refused:
             return False
-        found = self._got(name, MAX_FILE, patience)
+        found = self._get(name, MAX_FILE, deadline)
         return found is not None and self._adopt(miss, name, found.data, keys, place)
 
-    def _built(
-        self, service: Service, miss: Miss, keys: tuple[str, ...], patience: Deadline
+    def _build(
+        self, service: Service, miss: Miss, keys: tuple[str, ...], deadline: Deadline
     ) -> str:
         """Have a service build what a call needs; return "", or why it has not."""
         known = miss.call()
         if known is None:
             return "it has no such entry, and the call to have it built for is not known here"
-        patience.extend(config.current().remote_budget)
+        deadline.extend(config.current().remote_budget)
         want = {"call": known[0], "schema": 1, "targets": [known[1]]}
         body = canonical({**want, "want": [miss.key.digest]})
-        with self._alone(miss, json.dumps(want), f"a build of {miss.key.label}", patience):
-            if miss.is_mended():
+        with self._locked(miss, json.dumps(want), f"a build of {miss.key.label}", deadline):
+            if miss.is_cached():
                 return ""
             while True:
-                answer = patience.ask(
+                answer = deadline.ask(
                     lambda: service.post(layout.BUILD, body, limit=layout.LARGEST_BUNDLE)
                 )
                 if answer.status != 202:
                     break
-                time.sleep(min(answer.retry_after or 1.0, patience.left))
-                if not patience.left:
+                time.sleep(min(answer.retry_after or 1.0, deadline.left))
+                if not deadline.left:
                     return "its service is still building the entry"
         if answer.status == 200:
             what = f"{layout.BUILD} for {miss.key.name}"
@@ -291,14 +291,14 @@ class Remote:
             self._warn(f"the remote {self.url}: {why}")
         return why
 
-    def _got(self, name: str, limit: int, patience: Deadline) -> Object | None:
+    def _get(self, name: str, limit: int, deadline: Deadline) -> Object | None:
         """Return an object, which may take all that is left of the budget."""
         left = MOST_TAKEN - sum(remote.taken for remote in [*_remotes.values()])
         if left <= 0:
             raise Unavailable(f"this process has taken {human_bytes(MOST_TAKEN)} from remotes")
         limit = min(limit, left)
         try:
-            found = patience.ask(lambda: self.store.get(name, limit=limit))
+            found = deadline.ask(lambda: self.store.get(name, limit=limit))
         except TooLarge as e:
             self._refuse(name, str(e))
             raise
@@ -316,10 +316,10 @@ class Remote:
         except CacheError as e:
             if getattr(e, "errno", None) not in _FULL:
                 raise
-            return miss.is_mended() or self._refuse(name, str(e))  # the entry alone may fit
+            return miss.is_cached() or self._refuse(name, str(e))  # the entry alone may fit
         except JitkernError as e:
             return self._refuse(name, str(e))
-        if not miss.is_mended():
+        if not miss.is_cached():
             return self._refuse(name, f"it does not hold {miss.key.name}")
         _log.log(
             logging.WARNING if config.current().verbose else logging.INFO,
@@ -328,14 +328,14 @@ class Remote:
         )  # fmt: skip
         return True
 
-    def _alone(
-        self, miss: Miss, name: str, what: str, patience: Deadline
+    def _locked(
+        self, miss: Miss, name: str, what: str, deadline: Deadline
     ) -> AbstractContextManager[None]:
         """Hold a lock of this host, so that one process fetches what several of them miss."""
         text = f"{self.url} {name} {miss.cache.root}"
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         return lock.held(
-            f"{digest[:24]}-{digest[24:32]}", what, doing="fetching", timeout=patience.left
+            f"{digest[:24]}-{digest[24:32]}", what, doing="fetching", timeout=deadline.left
         )
 
     def _refuse(self, name: str, why: str) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import layout
-from jitkern.remote.patience import insist, pause
+from jitkern.remote.patience import pause, retry
 from jitkern.remote.store import Readable, Store, Tag
 
 SCHEMA = 1
@@ -113,7 +113,7 @@ class Index(NamedTuple):
 def read_index(store: Readable, machine: str) -> tuple[Index | None, Tag]:
     """Return the index of a machine and its tag, or None twice. Raises JitkernError."""
     name = layout.index_of(machine)
-    found = insist(store.get, name, limit=layout.LARGEST_INDEX)
+    found = retry(store.get, name, limit=layout.LARGEST_INDEX)
     if found is None:
         return None, None
     try:
@@ -147,7 +147,7 @@ def update_index(
                 f"{layout.LARGEST_INDEX} are read: push with a smaller --keep"
             )
         write = store.create if old is None else functools.partial(store.replace, tag=tag)
-        if insist(write, name, data):
+        if retry(write, name, data):
             return old or Index(loose=False), new
         time.sleep(pause(0.05, attempt))
     raise JitkernError(

@@ -2,7 +2,7 @@
 
 A remote may cost a miss at most its budget. Whatever hangs (a name service, a library, a server) is
 left alone in a daemon thread, and Ctrl-C ends the wait at once. A command asks more patiently than
-a miss: by `insist`.
+a miss: by `retry`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
     return result
 
 
-def insist(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
+def retry(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
     """Return what `ask` returns, for a command: asked again after failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:

@@ -20,7 +20,7 @@ from jitkern.files import signature
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Index, read_index, update_index
-from jitkern.remote.patience import insist
+from jitkern.remote.patience import retry
 from jitkern.remote.store import Listed, Store
 
 AGE = 24 * 3600  # seconds: what is younger may be of a push that is under way
@@ -48,7 +48,7 @@ def prune(
     JitkernError for an index that cannot be used.
     """
     now = _now(store)
-    there = {found.name: found for found in insist(lambda: [*store.list(f"{VERSION}/")])}
+    there = {found.name: found for found in retry(lambda: [*store.list(f"{VERSION}/")])}
     revoked = {name for name in there if signer and _is_signed(store, name, signer)}
     named: set[str] = set()
     dropped: list[str] = []
@@ -63,9 +63,9 @@ def prune(
         if found.name in named or not may_go:
             continue
         if not dry_run:
-            if not _is_untouched(insist(store.stat, found.name), found):
+            if not _is_untouched(retry(store.stat, found.name), found):
                 continue
-            insist(store.delete, found.name)
+            retry(store.delete, found.name)
         deleted.append(found)
     if not dry_run:  # a push that was faster than the deletion named what is gone
         left = there.keys() - {found.name for found in deleted}
@@ -89,7 +89,7 @@ def _trimmed(
         if old is None:
             return None
         names = {layout.bundle_of(machine, bundle.file) for bundle in old.bundles}
-        gone = {name for name in names.difference(there) if insist(store.stat, name) is None}
+        gone = {name for name in names.difference(there) if retry(store.stat, name) is None}
         files = {name.rpartition("/")[2] for name in names & revoked | gone}
         return old.without(files).trimmed(keep)
 
@@ -123,11 +123,11 @@ def _may_go(found: Listed, age: float, older_than: float, *, revoked: bool) -> b
 def _now(store: Store) -> float:
     """Return the time by the clock of the store: when an object was written just now."""
     name = f"{layout.PROBES}/{uuid.uuid4().hex}"
-    insist(store.create, name, b"")
+    retry(store.create, name, b"")
     try:
-        found = insist(store.stat, name)
+        found = retry(store.stat, name)
     finally:
-        insist(store.delete, name)
+        retry(store.delete, name)
     if found is None:
         raise JitkernError(f"{store.url} does not return what was just written: nothing is pruned")
     return found.modified
@@ -137,7 +137,7 @@ def _is_signed(store: Store, name: str, signer: str) -> bool:
     """Return whether a key signed an entry of a bundle, as the entry's own lines say."""
     if not name.endswith((".tar", ".tar.zst")):
         return False
-    found = insist(store.get, name, limit=packing.MAX_ENTRY)
+    found = retry(store.get, name, limit=packing.MAX_ENTRY)
     with contextlib.suppress(BundleError):  # what is damaged serves nobody
         for packed in bundles.read(found.data if found else b""):
             if signer in signing.named_in(packed.files.get(signature.NAME, b"")):

@@ -24,7 +24,7 @@ from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, Index, update_index
-from jitkern.remote.patience import RETRIES, insist
+from jitkern.remote.patience import RETRIES, retry
 from jitkern.remote.store import AccessDenied, Listed, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
@@ -115,16 +115,16 @@ def _prepare(store: Store) -> None:
 
     `jitkern.json` is written after the probe, and so shows later pushes that it passed.
     """
-    if insist(store.get, layout.ROOT, limit=1 << 16) is not None:
+    if retry(store.get, layout.ROOT, limit=1 << 16) is not None:
         return
-    problem = insist(probe, store)
+    problem = retry(probe, store)
     if problem:
         raise JitkernError(
             f"{store.url} is no place to push to: {problem}, and pushes of several machines would "
             "lose each other's bundles. Push to a store that honours If-None-Match and If-Match, "
             "or copy a directory there that file:// has filled"
         )
-    insist(store.create, layout.ROOT, layout.ROOT_CONTENT)
+    retry(store.create, layout.ROOT, layout.ROOT_CONTENT)
 
 
 def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[str, ...]) -> int:
@@ -138,7 +138,7 @@ def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[
         name = layout.entry_of(entry.path.parent.name, entry.path.name)
 
         def may_stay(_: Listed) -> bool:
-            found = insist(store.get, name, limit=packing.MAX_ENTRY)
+            found = retry(store.get, name, limit=packing.MAX_ENTRY)
             return found is not None and (found.data == data or _is_good(found.data, name, keys))
 
         return len(data) if _is_written(store, name, lambda: data, may_stay) else 0
@@ -196,7 +196,7 @@ def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
     try:
         return bundle.bytes if _is_written(store, name, path.read_bytes, may_stay) else 0
     except AccessDenied:
-        there = insist(store.stat, name)
+        there = retry(store.stat, name)
         if there and there.bytes == bundle.bytes:  # a policy lets nobody write a bundle again
             return 0
         raise
@@ -207,15 +207,15 @@ def _is_written(
 ) -> bool:
     """Write an object unless one is there that may stay; return whether it was written."""
     for _ in range(RETRIES):
-        there = insist(store.stat, name)
+        there = retry(store.stat, name)
         if there is None:
-            if insist(store.create, name, read()):
+            if retry(store.create, name, read()):
                 return True
         elif may_stay(there):
             return False
         else:
-            found = insist(store.get, name, limit=packing.MAX_ENTRY)
-            if found and insist(store.replace, name, read(), found.tag):
+            found = retry(store.get, name, limit=packing.MAX_ENTRY)
+            if found and retry(store.replace, name, read(), found.tag):
                 return True
     raise Unavailable(f"{name} is neither there nor can it be created")
 
@@ -232,7 +232,7 @@ def probe(store: Store) -> str:
         won = _winners(functools.partial(store.create, name), bodies)
         if len(won) != 1:
             return f"{len(won)} of {WRITERS} writers created the same object"
-        found = insist(store.get, name, limit=1 << 10)
+        found = retry(store.get, name, limit=1 << 10)
         if found is None or found.data != won[0]:
             return "it does not return the object that was just created"
         bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag

@@ -10,7 +10,7 @@ from jitkern.cache_tools.ustar import BundleError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, read_index
-from jitkern.remote.patience import insist
+from jitkern.remote.patience import retry
 from jitkern.remote.store import Readable, Store, Unavailable
 
 
@@ -57,7 +57,7 @@ def pull(
             continue
         tell(f"{bundle.file[:12]}…, entries: {len(bundle.entries)}")
         try:
-            found = insist(store.get, name, limit=bundle.bytes)
+            found = retry(store.get, name, limit=bundle.bytes)
             if layout.is_bundle(bundle.file):
                 bundles.checked(found, bundle)
             data = found.data if found else b""
@@ -90,7 +90,7 @@ def _objects(
         if index is None or index.loose:
             has_loose += [machine] if only is packages else []
     if has_loose and not packages and isinstance(store, Store):
-        for found in insist(lambda: [*store.list(f"{layout.ENTRIES}/")]):
+        for found in retry(lambda: [*store.list(f"{layout.ENTRIES}/")]):
             target, _, file = found.name.removeprefix(f"{layout.ENTRIES}/").partition("/")
             if layout.machine_or_none(target) in has_loose:
                 digest = file.removesuffix(".tar").rpartition("-")[2]

@@ -12,7 +12,7 @@ from jitkern.cli.parser import UsageError
 from jitkern.config import values
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote import layout
-from jitkern.remote.patience import insist
+from jitkern.remote.patience import retry
 from jitkern.remote.store import Readable, Store, Unavailable
 from jitkern.target import Target
 
@@ -80,7 +80,7 @@ def pushable(url: str, key: Path | None) -> Store:
     if key:
         signing.public_key_of(key)
     with connected(url_of(url)) as store:
-        insist(writable(store).get, layout.ROOT, limit=1 << 16)
+        retry(writable(store).get, layout.ROOT, limit=1 << 16)
     return writable(store)
 
 

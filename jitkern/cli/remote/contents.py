@@ -15,7 +15,7 @@ from jitkern.cli.remote.connection import connected, machines_of, url_of, writab
 from jitkern.config import values
 from jitkern.errors import SettingError
 from jitkern.remote.index import read_index
-from jitkern.remote.patience import insist
+from jitkern.remote.patience import retry
 from jitkern.remote.prune import Pruned
 from jitkern.remote.publish import KEEP
 from jitkern.remote.store import Listed, Readable, Store
@@ -131,7 +131,7 @@ def _objects(store: Readable) -> dict[str, Listed]:
     """Return the objects of a remote by name; none where they cannot be listed."""
     if not isinstance(store, Store):
         return {}
-    return {found.name: found for found in insist(lambda: [*store.list("")])}
+    return {found.name: found for found in retry(lambda: [*store.list("")])}
 
 
 def _key(text: str) -> str:
