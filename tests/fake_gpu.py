@@ -19,7 +19,7 @@ from helpers import H100
 from jitkern import jit
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import traces_of
+from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding
 from jitkern.runtime.guards import Guard
 from jitkern.runtime.symbols import symbols

@@ -25,7 +25,7 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.calls.record import RecordedCall
     from jitkern.op.op import Op
-    from jitkern.prewarming.wanted import OpCalls
+    from jitkern.prewarming.op_calls import OpCalls
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, name the package"
 _NO_KERNEL_FILE = (
@@ -73,12 +73,12 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[s
     installed, or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
-    recorded = prewarming.wanted.read_recording(path)
+    recorded = prewarming.op_calls.read_recording(path)
     for call in recorded:
         if call.op not in room.all_ops.all_ops():
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
-    return prewarming.wanted.recorded_calls(ops, recorded, path), broken
+    return prewarming.op_calls.recorded_calls(ops, recorded, path), broken
 
 
 def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list[OpCalls]:
@@ -87,7 +87,7 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
     Raises UsageError for a text that is no call of one of the ops.
     """
     if not texts:
-        return [prewarming.wanted.OpCalls(op) for op in ops]
+        return [prewarming.op_calls.OpCalls(op) for op in ops]
     devices = {target.device for target in targets}
     calls: dict[str, list[str]] = {}
     for text in texts:
@@ -102,7 +102,9 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
             )
         calls.setdefault(fitting[0].name, []).append(inside if named else text)
     return [
-        prewarming.wanted.spelt_calls(op, calls[op.name], devices) for op in ops if op.name in calls
+        prewarming.op_calls.spelt_calls(op, calls[op.name], devices)
+        for op in ops
+        if op.name in calls
     ]
 
 
@@ -130,7 +132,7 @@ def _found_here(module: str) -> contextlib.AbstractContextManager[None]:
     folders = [str(Path.cwd())]
     if Path(package, package, "__init__.py").is_file():  # what `jitkern init` wrote here
         folders.append(str(Path(package).absolute()))
-    return prewarming.parts.found_in(package, folders)
+    return prewarming.jobs.found_in(package, folders)
 
 
 def _package_of(module: str) -> str:

@@ -155,9 +155,9 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
     for problem in problems:
         yield ExplainRow(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
-    traces, reasons = prewarming.ahead.traces_of(op, source, target, calls)
+    traces, reasons = prewarming.call_traces.traces_of(op, source, target, calls)
     written = op.launch_function(source, target.device) if traces else None
-    for traced, entry in prewarming.ahead.kept(op, source, target, traces):
+    for traced, entry in prewarming.call_traces.kept(op, source, target, traces):
         label = entry.variant if entry else ".".join(("call", *class_of(traced.args)))
         yield ExplainRow(
             "call", label, str(target.for_host_code()),

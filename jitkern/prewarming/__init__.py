@@ -8,14 +8,14 @@ from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.prewarming import (
-        ahead as ahead,
         api as api,
         builder as builder,
+        call_traces as call_traces,
         engines as engines,
-        parts as parts,
+        jobs as jobs,
+        op_calls as op_calls,
         shards as shards,
         tasks as tasks,
-        wanted as wanted,
         workers as workers,
     )
 else:

@@ -13,14 +13,14 @@ from jitkern.errors import DeclarationError, SettingError
 from jitkern.op.all_ops import all_ops, ops_named
 from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
+from jitkern.prewarming.op_calls import OpCalls, read_recording, recorded_calls
 from jitkern.prewarming.shards import announced, shard_of
 from jitkern.prewarming.tasks import Group, Result, Step
-from jitkern.prewarming.wanted import OpCalls, read_recording, recorded_calls
 from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
 
 if TYPE_CHECKING:
-    from jitkern.prewarming.parts import Executor
+    from jitkern.prewarming.jobs import Executor
 
 
 @config.hide_internal_frames
@@ -79,7 +79,7 @@ def prewarm(
         tell = progress or (lambda _: None)
         elsewhere = None
         if executor:
-            elsewhere = prewarming.parts.Workers(
+            elsewhere = prewarming.jobs.ExecutorBuilder(
                 executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
             )
         builder = Builder(

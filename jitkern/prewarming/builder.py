@@ -16,7 +16,7 @@ from jitkern.jit import announcement
 from jitkern.op import recorder
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming import workers
-from jitkern.prewarming.ahead import keep_all, refused_by, traces_of
+from jitkern.prewarming.call_traces import keep_all, refused_by, traces_of
 from jitkern.prewarming.tasks import (
     NOT_TRIED,
     Group,
@@ -31,7 +31,7 @@ from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target, this_platform
 
 if TYPE_CHECKING:
-    from jitkern.prewarming.parts import Workers
+    from jitkern.prewarming.jobs import ExecutorBuilder
 
 _LEFT_OUT = "one of several configurations is left out: "
 _LONGEST_FIRST = ("extension", "triton")  # kinds of source
@@ -104,7 +104,7 @@ class Builder:
         jobs: int,
         progress: Callable[[Step], object],
         *,
-        elsewhere: Workers | None = None,
+        elsewhere: ExecutorBuilder | None = None,
         keep_going: bool = False,
         refresh: bool = False,
     ) -> None:

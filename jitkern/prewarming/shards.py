@@ -13,8 +13,8 @@ from jitkern.calls.samples import Sample
 from jitkern.errors import JitkernError, SettingError
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import digest_of
+from jitkern.prewarming.op_calls import OpCalls
 from jitkern.prewarming.tasks import Group
-from jitkern.prewarming.wanted import OpCalls
 from jitkern.source.kinds import ITSELF, Variant
 from jitkern.trace.world import world_of
 

@@ -25,7 +25,7 @@ from jitkern.errors import (
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
 from jitkern.prewarming import workers
-from jitkern.prewarming.wanted import OpCalls
+from jitkern.prewarming.op_calls import OpCalls
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 

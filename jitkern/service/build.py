@@ -17,8 +17,8 @@ from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
+from jitkern.prewarming.op_calls import OpCalls
 from jitkern.prewarming.tasks import entries_of
-from jitkern.prewarming.wanted import OpCalls
 from jitkern.remote.bundles import digest_of
 from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked

@@ -17,7 +17,7 @@ from jitkern.ops import (
     block_sparse_attention as attention,
     block_sparse_attention_backward as backward,
 )
-from jitkern.prewarming.wanted import spelt_calls
+from jitkern.prewarming.op_calls import spelt_calls
 
 pytestmark = pytest.mark.common_cache
 

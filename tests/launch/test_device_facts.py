@@ -17,7 +17,7 @@ from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
-from jitkern.prewarming.ahead import keep_all, traces_of
+from jitkern.prewarming.call_traces import keep_all, traces_of
 from jitkern.runtime import binding, records
 from jitkern.target import Target
 from jitkern.trace.world import world_of

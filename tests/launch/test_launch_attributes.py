@@ -12,7 +12,7 @@ from jitkern import jit
 from jitkern.declare import Cuda, kernel
 from jitkern.loading.cuda_driver import CudaFunction
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import refused_by
+from jitkern.prewarming.call_traces import refused_by
 
 SHARED, CARVEOUT, NON_PORTABLE = 8, 9, 14
 CU = "__global__ void k(float *y, const float *x) {}\n"

@@ -18,7 +18,7 @@ from jitkern.launch.arguments import checked
 from jitkern.launch.kernels import Kernels, ignore
 from jitkern.launch.resources.tables import Table
 from jitkern.op.needed_kernels import units_of
-from jitkern.prewarming.ahead import refused_by, traces_of
+from jitkern.prewarming.call_traces import refused_by, traces_of
 from jitkern.target import Target
 
 STEP = """

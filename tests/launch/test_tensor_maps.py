@@ -15,7 +15,7 @@ from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import refused_by
+from jitkern.prewarming.call_traces import refused_by
 from jitkern.source.kinds import Variant
 
 CU = """

@@ -11,7 +11,7 @@ from jitkern.launch import autotune, tuned
 from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import keep_all, traces_of
+from jitkern.prewarming.call_traces import keep_all, traces_of
 from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import world_of

@@ -21,8 +21,8 @@ from jitkern import config, jit
 from jitkern.calls import record
 from jitkern.errors import SettingError
 from jitkern.op.all_ops import OPS
-from jitkern.prewarming import engines, parts, workers
-from jitkern.prewarming.wanted import spelt_calls
+from jitkern.prewarming import engines, jobs, workers
+from jitkern.prewarming.op_calls import spelt_calls
 from jitkern.runtime import binding
 from jitkern.target import Target
 
@@ -102,13 +102,13 @@ if AWAY:
 
 @pytest.mark.long
 def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package, tmp_path, monkeypatch):
-    name, cancel = fleet_package(BREAKS), parts._cancel
+    name, cancel = fleet_package(BREAKS), jobs._cancel
 
     def cancel_and_tell(jobs):
         cancel(jobs)
         (tmp_path / name / "cancelled").touch()
 
-    monkeypatch.setattr(parts, "_cancel", cancel_and_tell)
+    monkeypatch.setattr(jobs, "_cancel", cancel_and_tell)
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
     report = last_json(out)
     reasons = {row["reason"] for row in report["results"]}

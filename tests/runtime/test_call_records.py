@@ -20,7 +20,7 @@ from jitkern.calls import signature
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.devices import Launcher
 from jitkern.op.all_ops import all_ops
-from jitkern.prewarming import ahead
+from jitkern.prewarming import call_traces
 from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import World
@@ -477,8 +477,8 @@ def test_prewarm_and_a_call_leave_the_same_record(op):
     op(X, 2)
     (known,) = kept(op)
     source = op.sources["cpu"][0]
-    traces, _ = ahead.traces_of(op, source, Target.current("cpu"), [(X, 2)])
-    assert ahead.keep_all(op, source, Target.current("cpu"), traces) == [(known[0], False)]
+    traces, _ = call_traces.traces_of(op, source, Target.current("cpu"), [(X, 2)])
+    assert call_traces.keep_all(op, source, Target.current("cpu"), traces) == [(known[0], False)]
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import jitkern.ops  # noqa: F401  which announces the shipped ops
 from jitkern import jit
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import traces_of
+from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding
 from jitkern.source.kinds import Cpp, Cuda
 from jitkern.target import Target

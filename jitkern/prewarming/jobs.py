@@ -100,7 +100,7 @@ class JobResult(NamedTuple):
 
 
 @dataclass
-class Workers:
+class ExecutorBuilder:
     """Compiles kernels in the workers of an executor.
 
     parts: how many to make, 0 for a default. jobs: builds at once in each part.
