@@ -192,10 +192,8 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     needed = room.freshness.dependencies(source, target, kernels)
     if not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
-    known: list[StoredRecord] = []
-    stale: list[StoredRecord] = []
-    for one in stored:
-        (known if is_fresh(one, op, source, target) else stale).append(one)
+    known = [one for one in stored if is_fresh(one, op, source, target)]
+    stale = [one for one in stored if one not in known]
     content = {
         "program": traced.program, "kernels": needed.references, "runtime": _runtime(target),
         "example": call_class.example, "constant": bool(traced.frozen), **needed.content,
