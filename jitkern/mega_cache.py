@@ -88,13 +88,11 @@ def _register() -> None:
 
         def populate_cache(self) -> None:
             """Publish the entry in the user's cache, or log why this failed."""
-            target, _, name = self.key.partition("/")
+            bundle, (target, _, name) = jitkern.cache_tools.bundle, self.key.partition("/")
             try:
-                if self.content:
-                    jitkern.cache_tools.bundle.adopt(
-                        jit.open_cache(), io.BytesIO(self.content), compressed=False,
-                        only=(target, name),
-                    )  # fmt: skip
+                if content := self.content:
+                    file = io.BytesIO(content)
+                    bundle.adopt(jit.open_cache(), file, compressed=False, only=(target, name))
             except (JitkernError, ValueError, OSError) as e:
                 _log.warning("the entry %s of the mega-cache is not published: %s", self.key, e)
 
