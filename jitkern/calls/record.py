@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from jitkern import config
+from jitkern.calls.signature import class_of
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 _BEGINNING = f'{{"schema":{SCHEMA},'.encode()
 _seen: set[str] = set()
 _alike: Counter[tuple[Any, ...]] = Counter()
-_skipped: Counter[tuple[Any, ...]] = Counter()  # by outline, since a call last needed a new kernel
+_skipped: Counter[tuple[Any, ...]] = Counter()  # by class, since a call last needed a new kernel
 
 
 class RecordedCall(NamedTuple):
@@ -76,8 +77,8 @@ def note(
     path = config.current().record
     if path is None:
         return
-    outline = (op, device, kind, *map(_outline, args))
-    if _skipped[outline] >= ENOUGH:
+    call_class = (op, device, kind, *class_of(args))
+    if _skipped[call_class] >= ENOUGH:
         return
     try:
         encoded = [_encoded(arg) for arg in args]
@@ -87,12 +88,12 @@ def note(
     line = _line(op, module, device, kind, encoded, gradient=gradient)
     if line in _seen:
         return
-    alike = (*outline, kernels(tuple(_decoded(encoded))))
+    alike = (*call_class, kernels(tuple(_decoded(encoded))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
         _seen.add(line)  # so that a repeated call counts as skipped once
-        _skipped[outline] += 1
-        if _skipped[outline] == ENOUGH:
+        _skipped[call_class] += 1
+        if _skipped[call_class] == ENOUGH:
             _log.warning(
                 "%s: skipped %d near-duplicate calls; further calls that differ only in sizes and "
                 "numbers will not be recorded", op, ENOUGH,
@@ -103,7 +104,7 @@ def note(
                 "kernels; skipping further ones", op, MOST,
             )  # fmt: skip
         return
-    _skipped[outline] = 0
+    _skipped[call_class] = 0
     _seen.add(line)
     try:
         append(path, line.encode() + b"\n")
@@ -247,12 +248,3 @@ def _decoded_call(fields: dict[str, Any]) -> RecordedCall:
         raise TypeError("its arguments are no list")
     gradient = fields.get("gradient", False) is True
     return RecordedCall(op, module, device, kind, tuple(_decoded(fields["args"])), gradient)
-
-
-def _outline(value: Any) -> Any:
-    """Return what an argument has in common with those that differ in sizes and numbers alone."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim()
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_outline, value))
-    return type(value).__name__ if isinstance(value, (int, float)) else repr(value)

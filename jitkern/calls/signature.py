@@ -205,20 +205,21 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 def class_of(args: Sequence[Any]) -> tuple[str, ...]:
     """Return the class of a call: what a trace takes for granted of the arguments, as texts.
 
-    A list of tensors counts by its dtypes alone: the guards of a program tell all else.
+    Calls of a class differ in sizes and numbers alone. A list of tensors counts by its dtypes: the
+    guards of a program tell all else.
     """
     return tuple(map(_class_of, args))
 
 
 def _class_of(arg: Any) -> str:
-    if isinstance(arg, list):
-        if arg and hasattr(arg[0], "dtype"):
+    if hasattr(arg, "shape"):  # a tensor, or what is known of one
+        return f"{_code(arg)}[{len(arg.shape)}]"
+    if isinstance(arg, (list, tuple)):
+        if arg and all(hasattr(item, "dtype") for item in arg):
             return f"[{' '.join(sorted({_code(item) for item in arg}))}]"
         return f"[{' '.join(map(_class_of, arg))}]"
-    if arg is None or isinstance(arg, (bool, str)):
-        return repr(arg)
     return (
-        type(arg).__name__ if isinstance(arg, (int, float)) else f"{_code(arg)}[{len(arg.shape)}]"
+        type(arg).__name__ if type(arg) is not bool and isinstance(arg, (int, float)) else repr(arg)
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from jitkern import config, jit, launch, runtime as room
 from jitkern._fork import after_fork
 from jitkern.cache import events
-from jitkern.calls.signature import Signature, example_of
+from jitkern.calls.signature import Signature, class_of, example_of
 from jitkern.config import Config
 from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple
@@ -103,7 +103,7 @@ class OpPrograms:
 
     def state_of(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
         """Return the state of calls like this one."""
-        kind = (id(source), device.index, config.current().prefer, *map(_class_here, args))
+        kind = (id(source), device.index, config.current().prefer, *class_of(args))
         state = self._states.get(kind)
         return state if state is not None else self._states.setdefault(kind, CallClassState())
 
@@ -253,17 +253,6 @@ def known_as(loaded: LoadedProgram, device: torch.device, settings: Config) -> t
     """Return what tells a program of an op from its others."""
     program, kernels, world = loaded
     return (program, device.index, settings.prefer, world, *(kernel.address for kernel in kernels))
-
-
-def _class_here(value: Any) -> Any:
-    """Return an argument's part of the class of its call in this process."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim(), value.device
-    if isinstance(value, list):
-        if value and isinstance(value[0], torch.Tensor):
-            return frozenset((tensor.dtype, tensor.device) for tensor in value)
-        return tuple(map(_class_here, value))
-    return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
 def _changing(frozen: Sequence[Specialized]) -> str:
