@@ -26,7 +26,7 @@ found["compiles"] = jitkern.stats()["compiles"]
 print(json.dumps(found))
 """
 OF_A_MISS = (
-    "filelock", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
+    "filelock", "ninja", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
     "jitkern.source.provenance", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
     "jitkern.compilers.result", "jitkern.compilers.triton.build",
 )  # fmt: skip

@@ -1,10 +1,11 @@
 """Child processes that do not outlive this one, however it ends.
 
-A compiler driver has children of its own, so each child leads a process group. A shell waits on a
-pipe whose other end only this process holds: when this process dies, by kill -9 too, the system
-closes the pipe, and the shell kills the group. Only a kill -9 between the starts of the child and
-of that shell leaves the child alone. (PR_SET_PDEATHSIG reaches only a direct child, and
-is sent when the thread that started the child ends.)
+A compiler has children of its own, and ninja puts each of its compilers into a process group, so
+each child leads a session, all groups of which are killed. A shell waits on a pipe whose other end
+only this process holds: when this process dies, by kill -9 too, the system closes the pipe, and the
+shell kills them. Only a kill -9 between the starts of the child and of that shell leaves the child
+alone. (PR_SET_PDEATHSIG reaches only a direct child, and is sent when the thread that started the
+child ends.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Any
 
 from jitkern._fork import after_fork
 
-_GUARD = 'read -r line || kill -9 "-$1"'  # a line means: the child has ended
+_GUARD = """\
+read -r line && exit  # a line means: the child has ended
+kill -9 "-$1"
+for stat in /proc/[0-9]*/stat; do
+  { read -r line < "$stat"; } 2> /dev/null || continue
+  set -- "$1" ${line##*) }  # state, parent, group, session
+  [ "$5" != "$1" ] || kill -9 "-$4"
+done
+"""
 _starting = threading.Lock()
 _lines: set[int] = set()  # our ends of the pipes
 _running: set[Child] = set()
@@ -34,7 +43,6 @@ class Child:
 
     def __init__(self, command: Sequence[str], *, guarded: bool = True, **options: Any) -> None:
         self._owner = os.getpid()
-        self.folder = options.get("cwd")
         self._line: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         try:
@@ -56,11 +64,12 @@ class Child:
             self.kill()
 
     def close(self) -> None:
-        """Kill the group if the command still runs, and wait for its end."""
+        """Kill the session if the command did not end by itself, and wait for its end."""
         if self._owner != os.getpid():
             return  # we are a fork: the process is our parent's child
-        self.kill()
-        self.process.wait()
+        if self.process.poll() is None or self.process.returncode < 0:  # killed, but not its own
+            _kill_session(self.process.pid)
+            self.process.wait()
         _running.discard(self)
         if self._line is None:
             return
@@ -73,10 +82,9 @@ class Child:
             self._guard.wait()
 
     def kill(self) -> None:
-        """Kill the group, if the command still runs."""
+        """Kill the session, if the command still runs."""
         if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            _kill_session(self.process.pid)
 
     def _begin_watch(self, undo: contextlib.ExitStack) -> int:
         """Make the pipe before the child: if that failed later, nobody could end the child."""
@@ -95,6 +103,21 @@ class Child:
                 start_new_session=True,
             )  # fmt: skip
         os.close(read_end)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill all process groups of a session; that of its leader first, which starts the others."""
+    _kill_group(leader)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _, _, group, session, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(session) == leader:
+                _kill_group(int(group))
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -164,13 +187,6 @@ def run(
         child.close()
 
 
-def kill_in(folder: Path) -> None:
-    """Kill the commands that other threads run in `folder`, which Ctrl-C does not reach."""
-    for child in tuple(_running):
-        if child.folder == folder:
-            child.kill()
-
-
 def kill_all() -> None:
     """Kill all running commands."""
     for child in tuple(_running):
@@ -184,7 +200,7 @@ def end() -> None:
 
 
 def _close_all() -> None:
-    """Close the parent's pipes in a fork: an open copy would keep a group alive for longer."""
+    """Close the parent's pipes in a fork: an open copy would keep a session alive for longer."""
     for line in _lines:
         os.close(line)
     _lines.clear()

@@ -38,15 +38,19 @@ def listing(unit: str, *, gcc: bool, nvcc: bool = False) -> list[str]:
 def run_listed(
     run: Callable[[list[str]], tuple[int, str]], command: list[str]
 ) -> tuple[list[str], int, str]:
-    """(command, status, output) of a command, run again without the lists that a tool refuses.
+    """(command, status, output) of a command, run again without the lists that a tool refuses."""
+    status, output = run(command)
+    simpler = without_refused(command, output) if status else command
+    return run_listed(run, simpler) if simpler != command else (command, status, output)
+
+
+def without_refused(command: list[str], output: str) -> list[str]:
+    """A command that failed, without the lists that a tool refuses in its output.
 
     GNU's linker can write a list from 2.35 on, LLVM's from 12 on; an assembler may not be GNU's.
     """
-    status, output = run(command)
     refused = LINKERS_LIST if "dependency-file" in output else "--MD" if "--MD" in output else ""
-    if status and refused and any(refused in word for word in command):
-        return run_listed(run, [word for word in command if refused not in word])
-    return command, status, output
+    return [word for word in command if not refused or refused not in word]
 
 
 def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:

@@ -22,7 +22,7 @@ _MEMORY = (  # files of a container's limit and its use, of cgroups of the secon
 
 _freed = threading.Condition()
 _taken = 0
-_places = 1
+_limit = 1
 
 
 def limit() -> int:
@@ -80,22 +80,21 @@ def _text(path: str) -> str:
 
 
 @contextlib.contextmanager
-def place(over: threading.Event) -> Iterator[int]:
-    """Wait for a place and hold it; yields the number of places taken, or 0 once `over` is set."""
-    global _taken, _places  # noqa: PLW0603
+def places(wanted: int) -> Iterator[int]:
+    """Wait for a place, and hold up to `wanted` of those that are free; yields their number."""
+    global _taken, _limit  # noqa: PLW0603
     with _freed:
         if not _taken:
-            _places = limit()
-        while _taken >= _places and not over.is_set():
-            _freed.wait(0.1)  # setting `over` does not notify
-        mine = 0 if over.is_set() else 1
-        _taken += mine
-        count = _taken * mine
+            _limit = limit()
+        while _taken >= _limit:
+            _freed.wait(0.1)  # CPython misses an interrupt that comes just before a longer wait
+        held = min(wanted, _limit - _taken)
+        _taken += held
     try:
-        yield count
+        yield held
     finally:
         with _freed:
-            _taken -= mine
+            _taken -= held
             _freed.notify()
 
 

@@ -10,7 +10,8 @@ from helpers import alive, children, guarded, until
 
 from jitkern.compilers import child_process
 
-TREE = "sh -c 'sleep 1000 & echo $! > {0}/grandchild; touch {0}/begun; wait'"
+TREE = "sh -c '%ssleep 1000 & echo $! > {0}/grandchild; touch {0}/begun; wait'"
+TREE, GROUPS = TREE % "", TREE % "set -m; "  # each child in a group of its own, as ninja has them
 PARENT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have had us ignore it
@@ -20,9 +21,10 @@ child_process.run(["sh", "-c", sys.argv[1]])
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
+@pytest.mark.parametrize("tree", [TREE, GROUPS], ids=["one group", "groups"])
+def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, tree, end):
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, TREE.format(tmp_path)],
+        [sys.executable, "-c", PARENT, tree.format(tmp_path)],
         stderr=subprocess.DEVNULL,
     )
     until((tmp_path / "begun").exists)
@@ -116,18 +118,15 @@ def test_run_returns_status_and_output_and_leaves_no_process():
     assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
 
 
-def test_ending_what_runs_in_a_folder_leaves_the_rest(tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    kept = child_process.Child(["sleep", "1000"], cwd=folders[0])
-    ended = child_process.Child(["sleep", "1000"], cwd=folders[1])
-    child_process.kill_in(folders[1])
-    assert ended.process.wait() == -signal.SIGKILL
-    assert kept.process.poll() is None
-    kept.close()
-    ended.close()
-    assert child_process.run(["echo", "x"], cwd=folders[1]) == (0, "x\n")
+def test_what_a_killed_command_started_is_killed_too(tmp_path):
+    killed = child_process.Child(["sh", "-c", GROUPS.format(tmp_path)])
+    until((tmp_path / "begun").exists)
+    killed.process.kill()
+    killed.process.wait()
+    grandchild = int((tmp_path / "grandchild").read_text())
+    assert alive(grandchild)
+    killed.close()
+    until(lambda: not alive(grandchild))
 
 
 def test_a_missing_command_says_so():

@@ -310,7 +310,8 @@ for i in $(seq 6000); do [ -e main.pid ] && break; sleep 0.05; done
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_all_units(two, tmp_path, compiler_script):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_the_end_of_the_process_ends_all_units(two, tmp_path, compiler_script, end):
     script = "echo $$ > $unit.new; mv $unit.new $unit.pid; sleep 1000"
     code = f"""
 import signal
@@ -331,13 +332,15 @@ with config.using(jobs=2, cxx={compiler_script(script)!r}):
     pids = [tmp_path / f"{unit}.pid" for unit in ("main", "other")]
     try:
         until(lambda: all(pid.exists() for pid in pids) or process.poll() is not None)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         _, said = process.communicate(timeout=LONGEST)
     finally:
         process.kill()
         process.communicate()
-    assert said.splitlines()[-1] == "KeyboardInterrupt"
-    assert not any(alive(int(pid.read_text())) for pid in pids)
+    if end == signal.SIGINT:
+        assert said.splitlines()[-1] == "KeyboardInterrupt"
+        assert not any(alive(int(pid.read_text())) for pid in pids)
+    until(lambda: not any(alive(int(pid.read_text())) for pid in pids))
 
 
 @pytest.mark.long

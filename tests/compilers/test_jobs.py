@@ -1,7 +1,5 @@
 """How many compilers run at once."""
 
-import threading
-
 import pytest
 
 from jitkern import config
@@ -79,23 +77,20 @@ def test_the_time_that_a_container_may_use_counts(system, monkeypatch, texts, ex
     assert parallelism.cores() == expected
 
 
-def test_a_build_that_is_over_waits_for_no_place():
-    over = threading.Event()
-    with config.using(jobs=1), parallelism.place(over) as first:
-        over.set()
-        with parallelism.place(over) as second:
-            assert (first, second) == (1, 0)
+def test_a_build_takes_the_places_that_are_free():
+    with config.using(jobs=3), parallelism.places(2) as first, parallelism.places(2) as second:
+        assert (first, second) == (2, 1)
 
 
 def test_a_fork_holds_no_place(run_python):
     code = """
-import os, threading
+import os
 from jitkern import config
 from jitkern.compilers import parallelism
-with config.using(jobs=1), parallelism.place(threading.Event()):
+with config.using(jobs=1), parallelism.places(1):
     pid = os.fork()
     if not pid:
-        with parallelism.place(threading.Event()) as taken:
+        with parallelism.places(1) as taken:
             os._exit(taken)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 """

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         inline as inline,
         inline_files as inline_files,
         inline_source as inline_source,
+        ninja as ninja,
     )
 else:
     __getattr__ = on_first_use(__name__)

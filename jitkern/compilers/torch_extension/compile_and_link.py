@@ -1,29 +1,17 @@
-"""Builds with Torch's headers, for `Extension`, `load_inline` and `load`.
-
-Units are compiled side by side, each with flags of its own, as many at once as `parallelism`
-allows. Not by ninja, which was tried: six small units took longer (medians of runs in turn, by 8 to
-31 %), it lets the other units run on when one fails, and as each of its compilers leads a process
-group of its own, `kill -9` of its group leaves them running. A build in fresh staging is never
-incremental, so its dependency files would save nothing.
-"""
+"""Builds with Torch's headers, for `Extension`, `load_inline` and `load`."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
-import queue
 import re
 import shlex
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.compilers import child_process, dependencies, parallelism
+from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.result import Built, binary_at, compile_error, keep_binary, write_log
-from jitkern.compilers.torch_extension import hints
+from jitkern.compilers.torch_extension import hints, ninja
 from jitkern.compilers.torch_extension.commands import (
     Build,
     Command,
@@ -33,22 +21,9 @@ from jitkern.compilers.torch_extension.commands import (
     nvcc,
 )
 from jitkern.errors import CompileError, TargetError
-from jitkern.named_tuple import NamedTuple
 from jitkern.source import cpp_text
 from jitkern.source.kinds import Variant
 from jitkern.target import Target, this_abi, this_platform
-
-_ROOM = 4 << 30  # bytes for a compiler that does not look for memory it can free
-_WAIT = 0.5  # seconds; CPython misses an interrupt that comes just before a wait, until it ends
-
-
-class _Done(NamedTuple):
-    """A command that ended."""
-
-    number: int
-    command: list[str]
-    status: int
-    output: str
 
 
 def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
@@ -113,15 +88,16 @@ def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> N
 
 
 def _run(
-    build: Build, steps: Sequence[Command], before: Sequence[_Done],
+    build: Build, steps: Sequence[Command], before: Sequence[ninja.Done],
     variant: Variant, target: Target, staging: Path,
-) -> list[_Done]:  # fmt: skip
+) -> list[ninja.Done]:  # fmt: skip
     """Run the steps and log them with those done `before`; returns both. Raises CompileError."""
-    done = [*before, *_side_by_side(build, steps, staging / "build")]
+    environment = config.current().build_environment(build.environment)
+    done = [*before, *ninja.run(steps, staging / "build", environment)]
     log = "".join(f"$ {shlex.join(step.command)}\n{step.output}" for step in done[1:])
     write_log(staging, done[0].command, done[0].output + log)
     for step in done:
-        if step.status:
+        if step.failed:
             hint = hints.hint(build, step.output)
             raise compile_error(variant, target, step.command, step.output, hint)
     return done
@@ -135,60 +111,6 @@ def _registers(compiled: Command) -> bool:
 
 def _texts(expanded: Sequence[Command]) -> list[str]:
     return [cpp_text.read(step.output) for step in expanded if step.output.is_file()]
-
-
-def _side_by_side(build: Build, steps: Sequence[Command], folder: Path) -> list[_Done]:
-    """The steps that ended, in order: all, or up to the first failure, which ends the others."""
-    ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
-    over = threading.Event()
-    threads = [  # daemons: a process can end without them
-        threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(_work, build, number, step, folder, over, ended),
-            daemon=True,
-        )
-        for number, step in enumerate(steps)
-    ]
-    done: list[_Done] = []
-    try:
-        for thread in threads:
-            thread.start()
-        while len(done) < len(steps) and not any(step.status for step in done):
-            with contextlib.suppress(queue.Empty):
-                result = ended.get(timeout=_WAIT)
-                if isinstance(result, BaseException):
-                    raise result
-                done.append(result)
-    finally:
-        over.set()
-        while alive := [thread for thread in threads if thread.is_alive()]:
-            child_process.kill_in(folder)  # again and again: a child may just have been starting
-            alive[0].join(0.05)
-    return sorted(done)
-
-
-def _work(
-    build: Build,
-    number: int,
-    step: Command,
-    folder: Path,
-    over: threading.Event,
-    ended: queue.SimpleQueue[_Done | BaseException],
-) -> None:
-    try:
-        with parallelism.place(over) as running:
-            if running:
-                roomy = step.roomy if (parallelism.free_memory() or 0) > _ROOM * running else ()
-                command = [*step.command, *roomy]
-                settings = config.current()
-                environment = settings.build_environment(build.environment)
-                run = functools.partial(
-                    child_process.run, shown=settings.verbose, cwd=folder, env=environment
-                )
-                command, status, output = dependencies.run_listed(run, command)
-                ended.put(_Done(number, command, status if step.needed else 0, output))
-    except BaseException as e:  # noqa: BLE001  raised again where the result is taken
-        ended.put(e)
 
 
 def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
