@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import re
@@ -16,14 +15,14 @@ from jitkern import cache, config, jit
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG
+from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension import inline_files
-from jitkern.compilers.torch_extension.inline_source import Inline, has_cuda, names_of
+from jitkern.compilers.torch_extension.inline import Inline, has_cuda, is_outdated, names_of
 from jitkern.dropin import memo
 from jitkern.errors import LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
-from jitkern.source.includes import words
+from jitkern.source import includes
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
@@ -71,15 +70,15 @@ def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
     with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
-    flags = {name: tuple(words(call[name])) for name in ("cflags", "cuda_cflags", "ldflags")}
+    kinds = ("cflags", "cuda_cflags", "ldflags")
+    flags = {name: tuple(includes.words(call[name])) for name in kinds}
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
     if build_directory:
         base = os.path.abspath(build_directory)  # noqa: PTH100
         flags = {name: tuple(_placed(words, base)) for name, words in flags.items()}
         same["include"] = [*call["include"], *((base,) if call["texts"] else ())]
-    folder = str(Path(places[0]).parent) if places else ""
     both: dict[str, Any] = {**flags, **same}
-    source = Inline(files, with_cuda=with_cuda, places=places, folder=folder, **both)
+    source = Inline(files, with_cuda=with_cuda, places=places, **both)
     if any(map(source.is_cuda, files)):
         source.arch = arch_flags.arch_flags(config.cuda_arch_list(), source.cuda_cflags)
     return source
@@ -116,34 +115,13 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
             "where compiling is allowed, and with this cache or one that becomes a layer of it",
             path=e.path,
         ) from e
-    if new or not entry.manifest.meta["opened"]:
-        return entry, new
     assert isinstance(variant.source, Inline)
-    place = inline_files.place_of(variant.source)
-    if place not in (entry.manifest.meta["place"], variant.source.place):
-        return _ensured(variant._replace(source=variant.source.replace(place=place)), target)
-    return (_again(variant, target), True) if _is_outdated(entry) else (entry, new)
+    outdated = not new and is_outdated(variant.source, entry)
+    return (_again(variant, target), True) if outdated else (entry, new)
 
 
 def _again(variant: Variant, target: Target) -> Entry:
     return jit.ensure(variant, target, refresh=True)
-
-
-def _is_outdated(entry: Entry) -> bool:
-    """Whether a file changed that the compiler opened but the key could not know of.
-
-    Also whether a new file now shadows one of these files on the search path.
-    """
-    opened: dict[str, str] = entry.manifest.meta["opened"]
-    if any(inline_files.digest_of(Path(path)) != digest for path, digest in opened.items()):
-        return True
-    searched: dict[str, list[str]] = entry.manifest.meta["searched"]
-    there = {*searched.get("there", ()), *opened}
-    places = itertools.product(searched.get("folders", ()), searched.get("names", ()))
-    return any(
-        os.path.isfile(path) and path not in there  # noqa: PTH113
-        for path in itertools.starmap(os.path.join, places)
-    )
 
 
 def _opened(source: Inline, entry: Entry) -> Any:
@@ -176,9 +154,14 @@ def _absent(source: Inline, entry: Entry) -> list[str] | None:
 
     None says that the entry depends on files, which must be read at each call.
     """
-    if entry.manifest.meta["opened"]:
+    if entry.manifest.meta["opened"] or source.places:
         return None
-    return inline_files.unread(source, entry.manifest.inputs["source"]["closure"])
+    closure = compiler_for(source).closure(source)
+    if closure.absent is None or closure.files.keys() - {*source.files}:
+        return None
+    elsewhere = [path for path in closure.absent if not path.startswith(source.folder)]
+    paths = sorted(filter(os.path.isabs, elsewhere))
+    return paths if all(path.startswith(f"{includes.SITE}/") for path in paths) else None
 
 
 def _runnable(path: Path) -> Path:

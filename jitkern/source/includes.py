@@ -37,8 +37,6 @@ _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include`
 _ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
 _ASSEMBLED = rb'\.inc(?:bin|lude)(?:[ \t]|\\t)*(\\?)"([^"\\\s][^"\\\n]*)\1"'  # in a literal, or not
 _READ = rb'incbin|\.include(?:[ \t]|\\t)*\\?"'  # by the assembler, also where a macro names it
-_CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
-_IN_MACRO = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
 _CONTINUED = rb"\\\r?\n"
 
 SITE = "/usr/local/include"  # compilers search this folder, but its files are not the compiler's
@@ -66,13 +64,12 @@ class Name(NamedTuple):
 
 
 def walk(
-    queue: list[File], find: Callable[[File, Name], Iterable[File]], *, macros: bool = False
+    queue: list[File], find: Callable[[File, Name], Iterable[File]]
 ) -> Iterator[tuple[str, str, bytes, bool]]:
     """Yield the files in the queue and all that they name, as (label, path, content, computed).
 
-    find: the files that a name in a file means. macros: see `included`. computed: whether a macro
-    may name more files. A file with several labels comes under each. The caller may add files to
-    the queue meanwhile.
+    find: the files that a name in a file means. computed: whether a macro may name more files. A
+    file with several labels comes under each. The caller may add files to the queue meanwhile.
     """
     contents: dict[str, bytes] = {}
     done: set[tuple[str, str]] = set()
@@ -85,7 +82,7 @@ def walk(
         data = contents.get(resolved) if path else text
         if data is None:
             data = contents[resolved] = Path(path).read_bytes()
-        names, computed = included(data, macros=macros)
+        names, computed = included(data)
         yield label, resolved, data, computed
         above = os.path.realpath(os.path.dirname(path)) if path else label  # noqa: PTH120
         if (above, resolved) not in followed:  # by way of a link, a name may mean another file
@@ -95,11 +92,8 @@ def walk(
 
 
 @functools.lru_cache(maxsize=256)
-def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
-    """The names of files in a text, and whether the text may ask for more, by a macro's name.
-
-    macros: add the names in the values of macros, except absolute paths, which may be any files.
-    """
+def included(text: bytes) -> tuple[list[Name], bool]:
+    """The names of files in a text, and whether the text may ask for more, by a macro's name."""
     if b"\0" in text[:4096]:  # an object, or a file that the assembler pastes
         return [], False
     joined = _joined(text)
@@ -112,9 +106,6 @@ def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
     if b".inc" in joined:
         names += [(b"", b"", name) for *_, name in re.findall(_ASSEMBLED, joined)]
         computed = computed or pastes_unnamed(joined)
-    for line in re.findall(_CONDITION, text) if macros else ():
-        values = [(b"", a or b, x or y) for a, x, b, y in re.findall(_IN_MACRO, line)]
-        names += [value for value in values if not value[2].startswith(b"/")]
     return [
         Name(name.decode(errors="surrogateescape"), quote == b'"', bool(following))
         for following, quote, name in dict.fromkeys(names)

@@ -102,6 +102,7 @@ def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tu
 
 CUDA = "cuda"  # a kernel that is launched with a grid
 HOST = "host"  # a C function
+CUDA_SUFFIXES = (".cu", ".cuh")  # of the files that nvcc compiles
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
@@ -262,7 +263,7 @@ class Source:
 
         Raises CacheError where no directory for a text can be written.
         """
-        return room.texts.folder_of(self.text, self.files[0]) if self.text else self.home
+        return room.texts.folder_of({self.files[0]: self.text}) if self.text else self.home
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -493,6 +494,10 @@ class Extension(Source):
     def pybind(self) -> bool:
         """Whether the artifact is a Python module rather than a library that registers ops."""
         return "::" not in self.function
+
+    def is_cuda(self, file: str) -> bool:
+        """Whether nvcc compiles the file."""
+        return file.endswith(CUDA_SUFFIXES)
 
 
 class Generated(Source):

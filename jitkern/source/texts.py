@@ -11,6 +11,7 @@ import functools
 import hashlib
 import linecache
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jitkern.cache.temporary_cache import private_root
@@ -34,15 +35,16 @@ class Span(NamedTuple):
     line: int
 
 
-def folder_of(text: str, file: str) -> str:
-    """Return the folder of a file with this text, which is written if it is not there.
+def folder_of(texts: Mapping[str, str]) -> str:
+    """Return the folder of files with these texts, which are written if they are not there.
 
     Raises CacheError where no directory can be written.
     """
-    folder = private_root() / ".text" / _digest(text)
-    if not (folder / file).is_file():  # the first call, or somebody cleaned up
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.write(folder / file, text.encode(errors="surrogateescape"))
+    folder = private_root() / ".text" / "-".join(map(_digest, texts.values()))
+    for file, text in texts.items():
+        if not (folder / file).is_file():  # the first call, or somebody cleaned up
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write(folder / file, text.encode(errors="surrogateescape"))
     return str(folder)
 
 

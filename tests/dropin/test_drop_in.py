@@ -50,8 +50,8 @@ from inline_modules import MODULE, STABLE, compiles, entries, module, value
 
 import jitkern
 from jitkern import jit
-from jitkern.compilers.torch_extension.inline_files import closure
-from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.compilers import compiler_for
+from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.dropin import api, extension, memo
 from jitkern.source.includes import words
 from jitkern.source.kinds import Variant
@@ -287,8 +287,9 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
 
     def keep(call, *rest, **options):
         source = extension._source(call)
-        target = source.exact(extension._target(source))
-        keys.append((source.all_flags(), closure(source).files, target, memo.key_of(call)))
+        compiler, target = compiler_for(source), extension._target(source)
+        exact, closure = compiler.target(source, target), compiler.closure(source)
+        keys.append((source.key_flags(), closure.files, exact, memo.key_of(call)))
 
     monkeypatch.setattr(api, "_answer", keep)
     common = {"no_implicit_headers": True}
@@ -321,7 +322,7 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
 def test_a_flag_moved_to_another_compiler_changes_the_key():
     flags = [
-        Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}).all_flags()
+        Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}).key_flags()
         for which in ("cflags", "cuda_cflags", "ldflags")
     ]
     assert len(set(flags)) == 3

@@ -15,9 +15,9 @@ from jitkern.compilers.cuda import arch_flags, toolkit
 from jitkern.compilers.torch_extension import (
     commands,
 )
-from jitkern.compilers.torch_extension.inline import build_of
-from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
@@ -117,8 +117,9 @@ def test_cudnn_home_is_searched(tmp_path):
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cudnn.h").touch()
     source = Inline(("main.cpp",), name="x", texts=("",), with_cuda=True)
+    build = InlineCompiler().build_of(source, Target.current("cpu"))
     with config.using(environment={"CUDNN_HOME": str(tmp_path)}):
-        command = commands.compile_step(build_of(source), 0, tmp_path).command
+        command = commands.compile_step(build, 0, tmp_path).command
     assert str(tmp_path / "include") in command
 
 

@@ -13,14 +13,11 @@ from inline_modules import MODULE, compiles, entries, module, value
 
 import jitkern
 from jitkern import config
+from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.dependencies import read_list
-from jitkern.compilers.torch_extension import (
-    compile_and_link,
-    inline as inline_compiler,
-)
-from jitkern.compilers.torch_extension.inline_files import closure
-from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.compilers.torch_extension import compile_and_link
+from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.dropin import memo
 from jitkern.source.includes import expanded, words
 
@@ -44,7 +41,8 @@ def searched(files, monkeypatch):
         monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
         given = {name: tuple(words([flag.format(d=folder)])) for name, flag in flags.items()}
         places = (str(folder / "k.cpp"),)
-        return closure(Inline(("k.cpp",), name="k", places=places, **given))
+        source = Inline(("k.cpp",), name="k", places=places, **given)
+        return compiler_for(source).closure(source)
 
     return closure_of
 
@@ -133,7 +131,9 @@ def test_only_headers_of_the_toolkit_count_by_its_version(searched, files, monke
     assert not found[0].versions
     home = files(cuda__include__cuda_dot_h="") / "cuda"
     told = {"cflags": "-I{d}/cuda/include", "variables": {"CUDA_HOME": str(home)}}
-    assert searched("#include <cuda.h>", **told).versions == {"<0>": f"cuda {torch.version.cuda}"}
+    assert searched("#include <cuda.h>", **told).versions == {
+        "include": f"cuda {torch.version.cuda}"
+    }
 
 
 @pytest.mark.long
@@ -147,19 +147,17 @@ def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
 
 
 @pytest.mark.long
-def test_an_entry_that_watches_headers_elsewhere_stays_as_it_is(files, cache_dir, monkeypatch):
-    folder = files(b__N__x_dot_h=value(1), c__outer_dot_h=HEADER)
-    flags = {"extra_include_paths": [f"{folder}/b", f"{folder}/c"]}
+def test_another_place_has_its_own_watched_header(files):
     source = MODULE % "#include <outer.h>\n"
-    made = []
-    for place in ("elsewhere", "", ""):
-        before = compiles()
-        with monkeypatch.context() as patch:
-            if place:
-                patch.setattr(inline_compiler, "place_of", lambda source, place=place: place)
-            jitkern.load_inline("drop_in_place", source, no_implicit_headers=True, **flags)
-        made.append((compiles() - before, len(entries(cache_dir))))
-    assert made == [(1, 1), (1, 2), (0, 2)]
+    for place, number in (("v1", 1), ("v2", 2), ("v1", 1)):
+        folder = files(
+            **{f"{place}__N__x_dot_h": value(number), f"{place}__c__outer_dot_h": HEADER}
+        )
+        roots = [f"{folder}/{place}", f"{folder}/{place}/c"]
+        made = jitkern.load_inline(
+            "drop_in_watched", source, no_implicit_headers=True, extra_include_paths=roots
+        )
+        assert made.answer() == number
 
 
 @pytest.mark.long

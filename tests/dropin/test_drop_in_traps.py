@@ -14,9 +14,9 @@ from jitkern import config
 from jitkern.compilers.torch_extension import (
     hints,
 )
-from jitkern.compilers.torch_extension.inline import build_of
-from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.errors import CompileError, CompilerNotFound, LoadError
+from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 FRAGMENT = """
@@ -79,7 +79,9 @@ def test_a_trap_has_a_hint(arguments, hint):
     ],
 )  # fmt: skip
 def test_what_nvcc_says_has_a_hint(said, hint):
-    assert hint in hints.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
+    source = Inline(("cuda.cu",), name="x", texts=("",))
+    build = InlineCompiler().build_of(source, Target.current("cpu"))
+    assert hint in hints.hint(build, said)
 
 
 @pytest.mark.parametrize("flag", ["`echo -I/x`", "$(echo -I/x)", "-I$${X}", "/x/*.o"])

@@ -5,7 +5,7 @@ import pytest
 
 from jitkern import config
 from jitkern.cache.key import canonical, digest_of
-from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.jit import key_of
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Cuda, Extension, Include, Unit, Variant

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         extension as extension,
         hints as hints,
         inline as inline,
-        inline_files as inline_files,
-        inline_source as inline_source,
+        linked_files as linked_files,
         ninja as ninja,
     )
 else:

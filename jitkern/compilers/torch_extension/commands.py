@@ -17,10 +17,9 @@ from jitkern import config
 from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
-from jitkern.compilers.torch_extension.inline_source import has_cuda
 from jitkern.errors import CompilerNotFound
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import Unit
+from jitkern.source.kinds import CUDA_SUFFIXES, Unit
 
 NVCC_FLAGS = (
     "-D__CUDA_NO_HALF_OPERATORS__",
@@ -42,6 +41,7 @@ class Build(NamedTuple):
     kind: the source's kind, which selects the words of hints.
     name: TORCH_EXTENSION_NAME.
     output: `module`, `library` or `program`.
+    python: whether the artifact depends on Python's ABI.
     units: each with all its flags; its file is an absolute path, or a name with a text in `texts`.
     environment: the names of variables that the compilers get.
     """
@@ -49,6 +49,7 @@ class Build(NamedTuple):
     kind: str
     name: str
     output: str
+    python: bool
     units: Sequence[Unit]
     texts: Mapping[str, str]
     include: Sequence[str]
@@ -58,7 +59,7 @@ class Build(NamedTuple):
 
     def is_cuda(self, unit: Unit) -> bool:
         """Whether nvcc compiles the unit."""
-        return self.with_cuda and has_cuda((unit.file,))
+        return self.with_cuda and unit.file.endswith(CUDA_SUFFIXES)
 
 
 class Command(NamedTuple):

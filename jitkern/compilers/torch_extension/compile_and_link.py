@@ -65,22 +65,19 @@ def identity(*, with_nvcc: bool) -> dict[str, str]:
     return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}
 
 
-def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> None:
-    """Raise TargetError if `target` is not for the Torch, Python and platform of this process.
-
-    python: whether the artifact depends on Python's ABI.
-    """
+def check_target(op: str, target: Target, build: Build) -> None:
+    """Raise TargetError if `target` is not for the Torch, Python and platform of this process."""
     import torch
 
     cuda = (torch.version.cuda or "").replace(".", "")
-    ours = (Target.current("cpu").torch, this_platform(), this_abi(python=python))
+    ours = (Target.current("cpu").torch, this_platform(), this_abi(python=build.python))
     same = (target.torch, target.platform, target.abi) == ours
     if not same or (cuda and target.cuda not in ("", cuda)):
         raise TargetError(
             f"{op}: cannot build for {target} here: extensions must be built with the Torch they "
             f"run on (this is Torch {torch.__version__} on {this_platform()})"
         )
-    if not cuda and (with_cuda or target.cuda):
+    if not cuda and (build.with_cuda or target.cuda):
         raise TargetError(
             f"{op}: it needs CUDA, and this Torch {torch.__version__} is built without CUDA: "
             "install a CUDA build of Torch"

@@ -6,12 +6,12 @@ A lookup imports none of the modules that compiling needs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jitkern import compilers, config
 from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension.inline_source import has_cuda
+from jitkern.compilers.torch_extension import linked_files
 from jitkern.errors import CompileError, TargetError
 from jitkern.source.closure import Closure
 from jitkern.source.includes import expanded
@@ -20,6 +20,7 @@ from jitkern.target import Target, gpus_for, this_abi
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
+    from jitkern.compilers.torch_extension.commands import Build
 
 _OPTIMIZED = "-O2"
 
@@ -46,64 +47,84 @@ class ExtensionCompiler(Compiler):
         labels = {path: f"<library {n}>" for n, path in enumerate(source.library_folders)}
         told = "LIBRARY_PATH" in source.environment and config.current().environment
         searched = told.get("LIBRARY_PATH", "").split(":") if told else []
-        for path in torch_extension.inline_files.linked(_ldflags(source), searched):
+        for path in linked_files.linked(_ldflags(source), searched):
             home = labels.get(str(path.parent), str(path.parent))
-            files[f"{home}/{path.name}"] = torch_extension.inline_files.digest_of(path)
+            files[f"{home}/{path.name}"] = self.library_digest(path)
             paths.add(path.resolve())
         return Closure(files, found.versions, frozenset(paths))
 
+    def library_digest(self, path: Path) -> str:
+        """The digest of a library for the key."""
+        return linked_files.digest_of(path)
+
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
-        return [torch_extension.compile_and_link.identity(with_nvcc=has_cuda(source.files))]
+        assert isinstance(source, Extension)
+        with_nvcc = any(map(source.is_cuda, source.files))
+        return [torch_extension.compile_and_link.identity(with_nvcc=with_nvcc)]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         source = variant.source
         assert isinstance(source, Extension)
-        with_cuda = has_cuda(source.files)
-        torch_extension.compile_and_link.check_target(
-            variant.op, target, python=source.pybind, with_cuda=with_cuda
+        build = self.build_of(source, target)
+        torch_extension.compile_and_link.check_target(variant.op, target, build)
+        self.refuse(variant, build, target)
+        started = staging.stat().st_ctime_ns
+        built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
+        more = self.covered(variant, closure, build, opened, staging, started)
+        return built._replace(meta={**built.meta, **more})
+
+    def build_of(self, source: Extension, target: Target) -> Build:
+        """The build of a source for a target."""
+        number = target.arch.removeprefix("sm_")
+        machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
+
+        def flags(file: str) -> tuple[str, ...]:
+            words = (_OPTIMIZED, *source.flags_of(file))
+            own_arch = not source.is_cuda(file) or arch_flags.is_named(list(expanded(words)))
+            return words if own_arch else (machine_code, *words)
+
+        return torch_extension.commands.Build(
+            kind=source.kind,
+            name=source.owner.rpartition(".")[2],
+            output="module" if source.pybind else "library",
+            python=source.pybind,
+            units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
+            texts={},
+            include=source.searched,
+            with_cuda=any(map(source.is_cuda, source.files)),
+            ldflags=_ldflags(source),
+            environment=source.environment,
         )
-        if with_cuda and not target.cuda:
+
+    def refuse(self, variant: Variant, build: Build, target: Target) -> None:
+        """Raise TargetError or CompileError for flags that the target or the key does not cover."""
+        if build.with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
-        gpus = gpus_for(source.compiler_words) if with_cuda else ()
+        gpus = gpus_for(variant.source.compiler_words) if build.with_cuda else ()
         if gpus and target.arch.rstrip("af") not in gpus:
             raise TargetError(
                 f"{variant.op} for {target}: its flags say -arch=native, which means the GPUs of "
                 f"this machine ({', '.join(gpus)}): leave it out, and the target sets the arch"
             )
-        build = _build_of(source, target)
         compilers.dependencies.refuse_profiles(
             [flag for unit in build.units for flag in unit.flags], variant.op
         )
-        built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
+
+    def covered(
+        self, variant: Variant, closure: Closure, build: Build,
+        opened: list[Path], staging: Path, started: int,
+    ) -> dict[str, Any]:  # fmt: skip
+        """More data for the manifest. Raises CompileError for files that the key does not cover.
+
+        opened: the files that the tools opened. started: the time at which the build began.
+        """
         known = torch_extension.commands.toolchain(build, opened)
-        compilers.dependencies.check(source, closure, opened, known, variant.op)
+        compilers.dependencies.check(variant.source, closure, opened, known, variant.op)
         texts = [path.read_bytes() for path in closure.paths]
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
             raise CompileError(f"{variant.op}: {compilers.dependencies.UNTOLD}", op=variant.op)
-        return built._replace(meta={**built.meta, "module": build.name if source.pybind else ""})
+        return {"module": build.name if build.python else ""}
 
 
 def _ldflags(source: Extension) -> list[str]:
     return [*(f"-L{folder}" for folder in source.library_folders), *source.link_words]
-
-
-def _build_of(source: Extension, target: Target) -> torch_extension.commands.Build:
-    number = target.arch.removeprefix("sm_")
-    machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
-
-    def flags(file: str) -> tuple[str, ...]:
-        words = (_OPTIMIZED, *source.flags_of(file))
-        own_arch = not has_cuda((file,)) or arch_flags.is_named(list(expanded(words)))
-        return words if own_arch else (machine_code, *words)
-
-    return torch_extension.commands.Build(
-        kind=source.kind,
-        name=source.owner.rpartition(".")[2],
-        output="module" if source.pybind else "library",
-        units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
-        texts={},
-        include=source.searched,
-        with_cuda=has_cuda(source.files),
-        ldflags=_ldflags(source),
-        environment=source.environment,
-    )

@@ -1,104 +1,238 @@
-"""The arguments of `load_inline` and `load`, translated for the builder.
-
-The command lines are those of `torch.utils.cpp_extension`. They run in our private staging; a
-lookup imports none of the modules that compiling needs.
-"""
+"""What `load_inline` and `load` compile: an Extension with the flags that Torch would use."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from jitkern import compilers
-from jitkern.compilers import Compiler, torch_extension
-from jitkern.compilers.torch_extension import inline_files
-from jitkern.compilers.torch_extension.inline_files import digest_of, place_of
-from jitkern.compilers.torch_extension.inline_source import Inline
-from jitkern.source import includes
+from jitkern import compilers, config, source as sources
+from jitkern.cache.entry import Entry
+from jitkern.compilers import torch_extension
+from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.torch_extension import linked_files
+from jitkern.compilers.torch_extension.extension import ExtensionCompiler
+from jitkern.source.build_environment import ENVIRONMENT
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Source, Unit, Variant
-from jitkern.target import Target
+from jitkern.source.includes import SEARCHING, probes_anywhere, searched
+from jitkern.source.kinds import CUDA_SUFFIXES, Extension, Include, Source, Unit, Variant
+from jitkern.target import Target, this_abi
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
+    from jitkern.compilers.torch_extension.commands import Build
 
 CHANGED = "changed"  # no file has this digest
 _ALWAYS = "this compiler does not list them, so the source is compiled again at each start"
 _log = logging.getLogger(__name__)
 
 
-class InlineCompiler(Compiler):
-    """The compiler of one library, Python module or program from all units."""
+class Inline(Extension):
+    """Units with the arguments of `torch.utils.cpp_extension`, as texts or as files.
+
+    files: names of the units, for messages and the key.
+    name: TORCH_EXTENSION_NAME.
+    texts: the texts of the units, or places: their paths.
+    output: `module`, `library` or `program`.
+    python: whether the artifact depends on Python's ABI.
+    arch: nvcc's flags for the GPUs.
+    """
+
+    kind: ClassVar[str] = "inline"
+    suffixes: ClassVar[tuple[str, ...]] = ("",)
+    compiler: ClassVar[str] = "jitkern.compilers.torch_extension.inline:InlineCompiler"
+    owner = ""
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        name: str,
+        texts: Sequence[str] = (),
+        places: Sequence[str] = (),
+        output: str = "module",
+        python: bool = True,
+        with_cuda: bool = False,
+        cflags: Sequence[str] = (),
+        cuda_cflags: Sequence[str] = (),
+        ldflags: Sequence[str] = (),
+        arch: Sequence[str] = (),
+        include: Sequence[str | Include] = (),
+    ) -> None:
+        folder = os.path.dirname(places[0]) if places else ""  # noqa: PTH120
+        Source.__init__(self, files, include=include, environment=ENVIRONMENT, folder=folder)
+        self.name = name
+        self.texts = tuple(texts)
+        self.places = tuple(places)
+        self.output = output
+        self.python = python
+        self.with_cuda = with_cuda
+        self.cflags = tuple(cflags)
+        self.cuda_cflags = tuple(cuda_cflags)
+        self.libraries = self.library_dirs = ()
+        self.ldflags = tuple(ldflags)
+        self.arch = tuple(arch)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the first file; of texts, a temporary folder that holds them as files."""
+        texts = dict(zip(self.files, self.texts))
+        return sources.texts.folder_of(texts) if texts else self.home
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the units."""
+        return [Path(place) for place in self.places] or super().paths
+
+    @property
+    def every_flag(self) -> tuple[str, ...]:
+        """The flags of the compilers."""
+        return (*self.cflags, *self.cuda_cflags)
+
+    @property
+    def named_roots(self) -> list[Include]:
+        """The directories that arguments, flags or variables have `#include` search.
+
+        Directories of Torch and the toolkit have a version. A macro's value is no directory.
+        """
+        declared = [root.path for root in self.include if os.path.isabs(root.path)]  # noqa: PTH117
+        added = searched(self.compiler_words, config.SEARCHED)
+        return [Include(path, _version(path)) for path in dict.fromkeys((*declared, *added))]
+
+    @property
+    def roots(self) -> list[Include]:
+        """The directories that `#include` may search, in order; those of the units are last."""
+        folders = dict.fromkeys(str(path.parent) for path in self.paths)
+        return [*self.named_roots, *map(Include, folders)]
+
+    @property
+    def place(self) -> str:
+        """A digest of the folders of the units and their headers."""
+        roots = [root.path for root in self.named_roots if not root.version]
+        folders = [*roots, *map(os.path.dirname, self.places)]
+        return hashlib.sha256("\n".join(folders).encode(errors="surrogateescape")).hexdigest()
+
+    def is_cuda(self, file: str) -> bool:
+        """Whether nvcc compiles the unit."""
+        return self.with_cuda and super().is_cuda(file)
+
+    def key_flags(self) -> tuple[str, ...]:
+        """Versions and all flags; the path of an include root is replaced by its number."""
+        import torch
+
+        numbers = {root.path: f"<{number}>" for number, root in enumerate(self.named_roots)}
+        cuda = (f"cuda {torch.version.cuda}",) if self.with_cuda else ()
+        python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if self.python else ()
+        # A program holds the path of Torch's libraries; all else finds them loaded.
+        of_torch = (os.path.dirname(torch.__file__),) if self.output == "program" else ()  # noqa: PTH120
+        return (
+            *(f"{self.output} {self.name}", f"torch {torch.__version__}", *cuda, *python),
+            *of_torch,
+            *("c++", *(_numbered(flag, numbers) for flag in self.cflags)),
+            *("nvcc", *self.arch, *(_numbered(flag, numbers) for flag in self.cuda_cflags)),
+            *("ld", *self.ldflags),
+        )
+
+
+class InlineCompiler(ExtensionCompiler):
+    """The compiler of an `Inline`: it refuses no file that the key does not cover.
+
+    Such a file, as a header that a macro names, is compared whenever the entry is used: see
+    `is_outdated`.
+    """
 
     def target(self, source: Source, target: Target) -> Target:
         assert isinstance(source, Inline)
-        return source.exact(target)
+        return target.for_host_code(abi=target.abi or this_abi(python=source.python))
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         assert isinstance(source, Inline)
-        return source.all_flags()
+        return source.key_flags()
 
-    def closure(self, source: Source) -> Closure:
-        assert isinstance(source, Inline)
-        return inline_files.closure(source)
+    def library_digest(self, path: Path) -> str:
+        """The digest of a library for the key, which has shared ones by their names."""
+        return "" if sources.includes.is_loaded(path) else super().library_digest(path)
 
-    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+    def build_of(self, source: Extension, target: Target) -> Build:
+        """The build of the source, with Torch's split of flags between c++ and nvcc."""
         assert isinstance(source, Inline)
-        return [
-            torch_extension.compile_and_link.identity(
-                with_nvcc=any(map(source.is_cuda, source.files))
-            )
-        ]
+
+        def flags(file: str) -> tuple[str, ...]:
+            return (*source.arch, *source.cuda_cflags) if source.is_cuda(file) else source.cflags
+
+        names = source.places or source.files
+        return torch_extension.commands.Build(
+            kind=source.kind,
+            name=source.name,
+            output=source.output,
+            python=source.python,
+            units=[Unit(name, flags(file)) for file, name in zip(source.files, names)],
+            texts=dict(zip(source.files, source.texts)),
+            include=[root.path for root in source.include],
+            with_cuda=source.with_cuda,
+            ldflags=source.ldflags,
+            environment=source.environment,
+        )
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        assert isinstance(variant.source, Inline)
+        named = variant._replace(function=variant.source.name)  # for messages
+        return super().compile(named, target, closure, staging)
+
+    def refuse(self, variant: Variant, build: Build, target: Target) -> None:
+        """Refuse nothing that Torch takes."""
+
+    def covered(
+        self, variant: Variant, closure: Closure, build: Build, opened: list[Path],
+        staging: Path, started: int,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The digests of the `opened` files that the key does not cover, and the `place`."""
         source = variant.source
         assert isinstance(source, Inline)
-        torch_extension.compile_and_link.check_target(
-            variant.op, target, python=source.python, with_cuda=source.with_cuda
-        )
-        renamed = variant._replace(function=source.name)
-        build = build_of(source)
-        started = staging.stat().st_ctime_ns
-        built, opened = torch_extension.compile_and_link.make(build, renamed, target, staging)
         known = torch_extension.commands.toolchain(build, opened)
-        # Such as a header that a macro names: compared again whenever the entry is used.
-        beyond = list(compilers.dependencies.beyond(source, closure, opened, known))
-        watched = _digests(beyond, started)
-        searched = _searched(source, closure, beyond, started) if beyond else {}
-        texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
-        if any(map(includes.probes_anywhere, texts)):
+        watched = {
+            str(path): linked_files.digest_of(path) if _is_older(path, started) else CHANGED
+            for path in compilers.dependencies.beyond(source, closure, opened, known)
+        }
+        texts = [path.read_bytes() for path in closure.paths]
+        if any(map(probes_anywhere, texts)):
             _log.warning("%s: write out the names in __has_include: %s", variant.op, _ALWAYS)
             watched["__has_include"] = CHANGED
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
             _log.warning("%s: write out the names in .incbin and .include: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
-        watching = {"opened": watched, "searched": searched, "place": place_of(source)}
-        return built._replace(meta={**built.meta, **watching})
+        return {"opened": watched, "place": source.place}
 
 
-def build_of(source: Inline) -> torch_extension.commands.Build:
-    """The build of the source, with Torch's split of flags between c++ and nvcc."""
+def is_outdated(source: Inline, entry: Entry) -> bool:
+    """Whether a file changed that the compiler opened and that the key does not cover.
 
-    def flags(file: str) -> tuple[str, ...]:
-        return (*source.arch, *source.cuda_cflags) if source.is_cuda(file) else source.cflags
-
-    return torch_extension.commands.Build(
-        kind=source.kind,
-        name=source.name,
-        output=source.output,
-        units=[Unit(str(p), flags(f)) for f, p in zip(source.files, source.places or source.files)],
-        texts=dict(zip(source.files, source.texts)),
-        include=[root.path for root in source.include],
-        with_cuda=source.with_cuda,
-        ldflags=source.ldflags,
-        environment=source.environment,
+    Also whether these files are those of another place, where the same source was compiled.
+    """
+    opened: dict[str, str] = entry.manifest.meta["opened"]
+    if not opened:
+        return False
+    return entry.manifest.meta["place"] != source.place or any(
+        linked_files.digest_of(Path(path)) != digest for path, digest in opened.items()
     )
 
 
-def _digests(paths: list[Path], started: int) -> dict[str, str]:
-    """path -> SHA-256, or CHANGED for a file that is no longer as the compiler saw it."""
-    return {str(p): digest_of(p) if _is_older(p, started) else CHANGED for p in paths}
+def has_cuda(files: Sequence[str]) -> bool:
+    """Whether nvcc compiles one of the files."""
+    return any(file.endswith(CUDA_SUFFIXES) for file in files)
+
+
+def names_of(places: Sequence[str]) -> tuple[str, ...]:
+    """A name for each source, free of its path."""
+    folders = list(dict.fromkeys(map(os.path.dirname, places)))
+    return tuple(
+        f"{folders.index(folder)}/{file}" if len(folders) > 1 else file
+        for folder, file in map(os.path.split, places)
+    )
 
 
 def _is_older(path: Path, started: int) -> bool:
@@ -108,14 +242,24 @@ def _is_older(path: Path, started: int) -> bool:
         return False
 
 
-def _searched(
-    source: Inline, closure: Closure, paths: list[Path], started: int
-) -> dict[str, list[str]]:
-    """Other places for headers like these, and files there: see `dropin.extension._is_outdated`."""
-    folders = {Path(root.path) for root in source.roots if not root.version}
-    folders |= {path.parent for path in (*source.paths, *closure.paths, *paths)}
-    names = {path.relative_to(f) for path in paths for f in folders if path.is_relative_to(f)}
-    places = (folder / name for folder in folders for name in names)
-    there = [path for path in places if path.is_file() and _is_older(path, started)]
-    search = {"folders": folders, "names": names, "there": there}
-    return {name: sorted(map(str, paths)) for name, paths in search.items()}
+def _version(root: str) -> str:
+    """The version of Torch's or the toolkit's own headers in this root; "" for other roots."""
+    import torch
+
+    path = Path(root).resolve()
+    if path.is_relative_to(Path(torch.__file__).parent.resolve()):
+        return torch.__version__
+    for folder in toolkit.include_directories():
+        own = folder.resolve()
+        shared = not any("cuda" in part or part == "nvidia" for part in own.parts)  # with others'
+        if path.is_relative_to(own) and not shared:
+            return f"cuda {torch.version.cuda}"
+    return ""
+
+
+def _numbered(flag: str, numbers: dict[str, str]) -> str:
+    option = next((o for o in SEARCHING if flag.startswith(o)), "")
+    joined = flag[len(option) :].removeprefix("=")
+    if flag in numbers:
+        return numbers[flag]
+    return option + numbers[joined] if option and joined in numbers else flag

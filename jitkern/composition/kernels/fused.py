@@ -214,7 +214,7 @@ class Fused:
                     (f"{macro.lower()}.h", _header(macro, function, _LANGUAGES[source.kind]))
                     for macro, function in self._functions()
                 ]
-                folders = [texts.folder_of(text, file) for file, text in headers]
+                folders = [texts.folder_of({file: text}) for file, text in headers]
                 # The folder is of this process, and named after the text, which the key needs.
                 own = [Include(folder, version=Path(folder).name) for folder in folders]
                 found.append(source.replace(include=(*own, *source.include)))
