@@ -14,19 +14,17 @@ from jitkern.errors import CacheError
 from jitkern.jit import active_cache, current_call
 from jitkern.jit.active_cache import open_cache
 
-_USUAL = {"extension": 20.0, "triton": 1.0}  # seconds of a compile, by the kind of source
-_OTHERS = 0.4
 _LOOKED_AT = 9  # entries of the same op, whose builds tell how long another one would take
 
 
-def fetch(key: Key, op: str, kind: str) -> str:
+def fetch(key: Key, op: str, usual: float) -> str:
     """Adopt the entry of a key, and what else lies with it, from a remote.
 
-    kind: the kind of source. Returns "" if the entry is there now, else what the remotes said.
-    Raises CacheError if no cache can be written.
+    usual: the seconds that such a compile usually takes. Returns "" if the entry is there now, else
+    what the remotes said. Raises CacheError if no cache can be written.
     """
     cache = open_cache()
-    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), current_call.described)
+    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, usual), current_call.described)
     try:
         said = remote.fetch.fetch(miss)
     except CacheError as e:
@@ -36,7 +34,7 @@ def fetch(key: Key, op: str, kind: str) -> str:
     return said
 
 
-def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:
+def _expected(cache: Cache, key: Key, op: str, usual: float) -> float:
     """Return the seconds that a compile would take; infinity if none is allowed."""
     if config.current().compile == "never":
         return math.inf
@@ -49,4 +47,4 @@ def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:
     entries = [cache.entry_at(layer, path, "size") for layer, path in places]
     seconds = [e.manifest.seconds for e in entries if isinstance(e, Entry)]
     built = sorted(time for time in seconds if time > 0)
-    return built[len(built) // 2] if built else _USUAL.get(kind, _OTHERS)
+    return built[len(built) // 2] if built else usual

@@ -80,7 +80,7 @@ def _missed(request: Request, started: float, reason: str, *, may_wait: bool) ->
         result = REFRESH if reason == REFRESH.reason else _look_up(request)
         status, said = "hit", ""
         if result.entry is None and may_fetch:
-            said = jit.download.fetch(key, variant.op, variant.source.kind)
+            said = jit.download.fetch(key, variant.op, variant.source.seconds)
             if not said:
                 result, status = _look_up(request), "fetched"
         if result.entry is None:

@@ -136,7 +136,7 @@ def _brought(key: Key, op: str, source: Source) -> bool:
     if not settings.remotes or settings.compile == "background" or jit.capturing():
         return False
     try:
-        return not jit.download.fetch(key, op, source.kind)
+        return not jit.download.fetch(key, op, source.seconds)
     except CacheError:  # nothing can be written
         return False
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from jitkern.prewarming.jobs import ExecutorBuilder
 
 _LEFT_OUT = "one of several configurations is left out: "
-_LONGEST_FIRST = ("extension", "triton")  # kinds of source
 _log = logging.getLogger(__name__)
 
 
@@ -131,7 +130,7 @@ class Builder:
         self._stopped = any(work.failed for work in self._works) and not self._keep_going
         self._total = len(self._kernels)
         with announcement.silence():  # the progress tells what a user waits for
-            self._build(sorted(self._kernels.values(), key=_cost))
+            self._build(sorted(self._kernels.values(), key=lambda k: -k.variant.source.seconds))
             if not self._stopped:
                 self._record([(work, calls) for work in self._works for calls in work.calls])
         steps = zip(*(self._steps(work) for work in self._works))
@@ -275,12 +274,6 @@ class Builder:
 
     def _of(self, kernels: Iterable[Kernel]) -> list[Result]:
         return [self._results[kernel] for kernel in kernels if kernel in self._results]
-
-
-def _cost(kernel: Kernel) -> int:
-    """Return the rank of a kernel: those that take long come first."""
-    kind = kernel.variant.source.kind
-    return _LONGEST_FIRST.index(kind) if kind in _LONGEST_FIRST else len(_LONGEST_FIRST)
 
 
 def _once(results: list[Result]) -> Iterator[Result]:

@@ -138,6 +138,7 @@ class Source:
     devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
+    seconds: ClassVar[float] = 0.4  # that a compile usually takes
     function: str = ""  # of an Extension
     __signature__ = _Signature()
 
@@ -384,6 +385,7 @@ class Triton(Source):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
+    seconds: ClassVar[float] = 1.0
     one_file: ClassVar[bool] = True
 
     @config.hide_internal_frames
@@ -432,6 +434,7 @@ class Extension(Source):
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     runs: ClassVar[str] = ITSELF
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
+    seconds: ClassVar[float] = 20.0
 
     @config.hide_internal_frames
     def __init__(
