@@ -216,6 +216,18 @@ def _excerpt(output: str, at: int) -> str:
     return ""
 
 
+def first_hint(said: str, hints: Iterable[tuple[str, str]], **words: str) -> str:
+    """The hint of the first pattern that is found in what a tool said, or "".
+
+    hints: patterns and hints, in which {0} is the first group that matched. words: more of them.
+    """
+    for pattern, hint in hints:
+        if match := re.search(pattern, said, re.MULTILINE):
+            part = next(filter(None, match.groups()), "")
+            return hint.format(part, **{name: word.format(part) for name, word in words.items()})
+    return ""
+
+
 def missing_header(output: str) -> str:
     """The header that a compiler did not find, or ""."""
     match = re.search(MISSING_HEADER, output)

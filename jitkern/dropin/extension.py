@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import cache, config, jit
+from jitkern import cache, compilers, config, jit
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG
@@ -27,6 +26,18 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _FOLDERS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
+_LINK_HINTS = (  # for what the system's loader says: see `first_hint`
+    (
+        r"undefined symbol: (\S+)",
+        """\
+. {0} is declared but not defined: define it, compile the unit that defines it, or link its \
+library (extra_ldflags)""",
+    ),
+    (
+        r"(\S+\.so\S*): cannot open shared object file",
+        '. Say where {0} is: extra_ldflags=["-Wl,-rpath,/its/directory"], or LD_LIBRARY_PATH',
+    ),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -132,21 +143,8 @@ def _opened(source: Inline, entry: Entry) -> Any:
     except library.Registered as e:
         raise LoadError(f"`{source.name}` {e}") from e
     except library.Refused as e:
-        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_link_hint(str(e))}") from e
-
-
-def _link_hint(message: str) -> str:
-    symbol = re.search(r"undefined symbol: (\S+)", message)
-    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", message)
-    if symbol:
-        return (
-            f". {symbol.group(1)} is declared but not defined: define it, compile the unit that "
-            "defines it, or link its library (extra_ldflags)"
-        )
-    if missing:
-        where = 'extra_ldflags=["-Wl,-rpath,/its/directory"]'
-        return f". Say where {missing.group(1)} is: {where}, or LD_LIBRARY_PATH"
-    return ""
+        hint = compilers.result.first_hint(str(e), _LINK_HINTS)
+        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{hint}") from e
 
 
 def _absent(source: Inline, entry: Entry) -> list[str] | None:

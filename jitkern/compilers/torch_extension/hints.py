@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from jitkern.compilers.result import MISSING_HEADER
+from jitkern.compilers.result import MISSING_HEADER, first_hint
 from jitkern.compilers.torch_extension.commands import Build
 from jitkern.source import cpp_text
 
@@ -40,7 +40,7 @@ _WORDS = {  # the names of the arguments, by kind of source
         ),
     },
 }
-_HINTS = (  # a pattern in the output, and a hint; {0} is the first group that matched
+_HINTS = (  # see `first_hint`
     (
         rf"(?s:(?:{_REFUSED}).{{0,400}}?{_HALF})",
         """\
@@ -106,12 +106,8 @@ def hint(build: Build, output: str) -> str:
     shells = next((flag for flag in flags if re.search(_SHELLS, flag)), "")
     if shells:
         return f"no shell reads the flags, so `{shells}` stays as it is: expand it in Python"
-    for pattern, text in _HINTS:
-        match = re.search(pattern, output, re.MULTILINE)
-        if match:
-            part = next(filter(None, match.groups()), "")
-            words = {word: words.format(part) for word, words in _WORDS[build.kind].items()}
-            return text.format(part, **words)
+    if told := first_hint(output, _HINTS, **_WORDS[build.kind]):
+        return told
     prelude = "#include <torch/extension.h>"
     if texts and re.search(_BARE, output) and not texts[0].startswith(prelude):
         return "with no_implicit_headers, write #include <torch/extension.h> yourself"
