@@ -19,7 +19,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Cpp, Cuda, Source, Triton, Variant, shared_include
 from jitkern.target import Target
 
-_FOLLOWED = (Cuda, Cpp, Triton)  # whose compilers are jitkern's own code, which a key covers
+_FOLLOWED = (Cuda, Cpp, Triton)  # whose keys follow from files and from the code of jitkern
 _PLACES = ("home", "include", "module", "others", "package", "text", "written_at")  # not compiled
 _PLAIN = (str, bool, int, float, type(None))
 _EVERYWHERE = "/usr/local/include/"  # searched by all compilers, so that its paths mean the same
