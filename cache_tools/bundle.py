@@ -164,7 +164,7 @@ def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
         for place, entry in sorted(entries.items())
     ]
     with deflating(file) if compressed else contextlib.nullcontext(file) as stream:
-        write(stream, INDEX, _index_bytes(index))
+        write(stream, INDEX, index_bytes(index))
         for target, name, _ in index:
             for part, data in shipped(entries[target, name]).items():
                 write(stream, f"{target}/{name}/{part}", data)
@@ -379,11 +379,10 @@ def _bytes(manifest: Manifest) -> int:
     return sum(artifact.size for artifact in manifest.artifacts.values())
 
 
-def _index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
-    return json.dumps(
-        {"entries": [[*entry] for entry in entries], "schema": SCHEMA},
-        separators=(",", ":"),
-    ).encode()
+def index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
+    """Return `bundle.json` of these entries, as `pack` writes it."""
+    index = {"entries": [[*entry] for entry in entries], "schema": SCHEMA}
+    return json.dumps(index, separators=(",", ":")).encode()
 
 
 def _index_of(data: bytes) -> list[Place]:
@@ -408,7 +407,7 @@ def _index_of(data: bytes) -> list[Place]:
         at = row.end() + 1
     if not entries:
         raise BundleError(f"{INDEX} lists no entry, or is not as jitkern writes it")
-    if data != _index_bytes(entries):
+    if data != index_bytes(entries):
         raise BundleError(f"{INDEX} is not as jitkern writes it")
     return entries
 

@@ -174,7 +174,7 @@ def short_version(version: str) -> str:
 
 def unsupported() -> str:
     """Return why nothing is compiled or loaded on this machine; "" on Linux with glibc."""
-    if _glibc():
+    if glibc():
         return ""
     names = {"darwin": "macOS", "linux": "Linux without glibc (as with musl)", "win32": "Windows"}
     return (
@@ -184,7 +184,7 @@ def unsupported() -> str:
 
 
 @functools.cache
-def _glibc() -> str:
+def glibc() -> str:
     """Return the version of glibc, e.g. `glibc 2.36`; "" where this is not Linux with glibc."""
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows; macOS; musl
         return os.confstr("CS_GNU_LIBC_VERSION") or "" if sys.platform == "linux" else ""
@@ -199,7 +199,7 @@ def this_platform() -> str:
 def this_abi(*, python: bool) -> str:
     """Return the ABI of an Extension built here: C++, glibc, and the Python version if `python`."""
     tag = f"_cp{sys.version_info.major}{sys.version_info.minor}" if python else ""
-    return "cxx11_" + _glibc().replace(" ", "") + tag
+    return "cxx11_" + glibc().replace(" ", "") + tag
 
 
 def _machine() -> str:
@@ -211,7 +211,7 @@ def processor_for(flags: Iterable[str]) -> str:
     text = " ".join(flags)
     if "=native" not in text or "=native" not in re.sub(_NATIVE_GPUS, "", text):
         return ""
-    told = [f"{name}:{value}" for name, value in _processor().items() if name in _TELLING]
+    told = [f"{name}:{value}" for name, value in processor().items() if name in _TELLING]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
@@ -226,7 +226,7 @@ def gpus_for(flags: Iterable[str]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _processor() -> dict[str, str]:
+def processor() -> dict[str, str]:
     """Return what the system says of the first processor of this machine, by name."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
@@ -240,7 +240,7 @@ def _processor() -> dict[str, str]:
 @functools.cache
 def isa_level() -> str:
     """Return the level of the instruction set here, e.g. `_v3`; "" for the lowest, or none."""
-    level, flags = "", set(_processor().get("flags", "").split())
+    level, flags = "", set(processor().get("flags", "").split())
     for name, needed in _LEVELS:
         if not needed <= flags:
             break

@@ -36,7 +36,7 @@ class AsyncScalar:
         self.number = 0
         self._puts = 0
         self._value: Any = None
-        self._under_way: list[_Copy] = []  # the oldest first
+        self.under_way: list[_Copy] = []  # the oldest first
 
     def put(self, tensor: torch.Tensor) -> None:
         """Begin to copy the value that a tensor has at this point of the current stream.
@@ -47,7 +47,7 @@ class AsyncScalar:
         self._puts += 1
         tensor = tensor.detach()
         if not tensor.is_cuda:
-            self._under_way.clear()
+            self.under_way.clear()
             self._take(tensor, self._puts)
             return
         with torch.cuda.device(tensor.device):
@@ -56,25 +56,25 @@ class AsyncScalar:
             host.copy_(tensor, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        self._under_way.append(_Copy(host, done, self._puts))
+        self.under_way.append(_Copy(host, done, self._puts))
 
     def poll(self) -> Any:
         """Return the newest value that has reached the host, or None if none has; never wait.
 
         The same value is returned until a newer one is there.
         """
-        for place in reversed(range(len(self._under_way))):
-            copy = self._under_way[place]
+        for place in reversed(range(len(self.under_way))):
+            copy = self.under_way[place]
             if copy.done.query():
-                del self._under_way[: place + 1]
+                del self.under_way[: place + 1]
                 self._take(copy.host, copy.number)
                 break
         return self._value
 
     def wait(self) -> Any:
         """Return the value that was put last, waiting for it; None if none was put."""
-        if self._under_way:
-            self._under_way[-1].done.synchronize()
+        if self.under_way:
+            self.under_way[-1].done.synchronize()
         return self.poll()
 
     def _take(self, host: torch.Tensor, number: int) -> None:

@@ -6,6 +6,9 @@ python -m tests.architecture
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,15 +22,19 @@ ORDER = (
     "_version", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
     "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
     "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
+    "testing",
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1200, "files": 440, "config": 890, "cache": 1870, "source": 3090,
+    "beside": 1310, "files": 440, "config": 890, "cache": 1870, "source": 3090,
     "cache_tools": 1896, "remote": 2440, "calls": 730, "compilers": 4980, "loading": 650,
     "jit": 760, "launch": 2890, "trace": 2715, "runtime": 3370, "op": 2930, "raw": 540,
     "dropin": 540, "composition": 4080, "prewarming": 1904, "devtools": 680, "inference": 40,
     "service": 1422, "cli": 3112,
 }  # fmt: skip
+PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
+# Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.
+_OF_OTHERS = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_version", "_modules", "_config"}  # fmt: skip
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 
 
@@ -154,6 +161,51 @@ def circles(*, types: bool = False, chains: bool = False) -> list[list[str]]:
         graph.add_edges_from((name, other) for other in others - parents - {name})
     groups = nx.strongly_connected_components(graph)
     return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def private_names() -> set[str]:
+    """The names with an underscore of the product: of modules, of classes, of objects."""
+    paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    return {
+        name
+        for path in paths
+        for name in _stored(ast.parse(path.read_text()))
+        if name.startswith("_") and not name.startswith("__")
+    }
+
+
+def _stored(tree: ast.Module) -> set[str]:
+    """The names and attributes that a file sets, its functions and classes among them."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
+    """The places where a test reads, imports or sets a private name of the product.
+
+    private: the names of the product. A name that the test has itself is its own.
+    """
+    own = _stored(tree) | _OF_OTHERS
+    for node in ast.walk(tree):
+        met: list[str] = []
+        if isinstance(node, ast.Attribute):
+            root = ast.unparse(node).partition(".")[0]
+            met = [] if root in ("self", "cls", "torch") else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jitkern"):
+            met = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr")):
+            words = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            met = [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+        elif isinstance(node, ast.Constant) and re.search("(from|import) jitkern", str(node.value)):
+            with contextlib.suppress(SyntaxError):  # the text of a child process
+                yield from privates_met(ast.parse(textwrap.dedent(node.value)), private)
+        if (private - own) & {*met}:
+            yield ast.unparse(node)
 
 
 def lines() -> dict[str, int]:

@@ -6,7 +6,6 @@ import atexit
 import collections
 import contextlib
 import hashlib
-import itertools
 import math
 import os
 import shutil
@@ -21,11 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from jitkern import config, jit
+from jitkern import config, jit, testing
 from jitkern.cli import main
 from jitkern.compilers import COMPILERS
 from jitkern.errors import CompilerNotFound
-from jitkern.jit import active_cache
 from jitkern.op import recorder, recording
 from jitkern.runtime import binding, specializer
 from jitkern.source.kinds import Cpp, Variant
@@ -76,7 +74,7 @@ def load_runtime() -> None:
     with config.using(cache_dir=root), contextlib.suppress(CompilerNotFound):
         jit.ensure(binding.variant(), Target.current("cpu"))
         assert binding.runtime()
-    recorder._state.numbers = itertools.count(recorder.ENOUGH + 1)  # only tests of the node load it
+    testing.count_recorded_calls_from(recorder.ENOUGH + 1)  # only tests of the node load it
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -182,17 +180,17 @@ def cache_dir(
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
     monkeypatch.setattr("jitkern.jit.active_cache.spilled", [])
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     yield root
     specializer.settle()  # no stub is still in the making when this test's cache goes
-    active_cache._open_cache.cache_clear()
+    testing.forget_caches()
 
 
 @pytest.fixture
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)
-    monkeypatch.setattr("jitkern.config._current", replaced(runtime_dir=tmp_path))
+    testing.set_settings(monkeypatch, replaced(runtime_dir=tmp_path))
 
 
 @pytest.fixture
@@ -209,7 +207,7 @@ def cuda_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
             command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
             subprocess.run(command, check=True)
         monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(monkeypatch)
     cuda = torch.version.cuda.replace(".", "")
     return Target("cuda", "sm_90", cuda, Target.current("cpu").torch)
 
@@ -252,7 +250,7 @@ def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return
     with config.using(cache_dir=request.getfixturevalue("recorder_cache")):
         functions = jit.loaded(recorder.variant(), Target.current("cpu"))
-    node = recorder.Tracer(*functions())
+    node = recorder.Recorder(*functions())
     monkeypatch.setattr(recording.CPP_RECORDER, "recorder", node)
     yield request.param
     for recorded in recording.ALL:  # those declared meanwhile

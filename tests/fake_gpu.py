@@ -6,7 +6,6 @@ The tensors lie in the memory of the CPU, and are said to be on `cuda:0`.
 from __future__ import annotations
 
 import ctypes
-import functools
 import shutil
 import struct
 import subprocess
@@ -16,8 +15,7 @@ from pathlib import Path
 import torch
 from helpers import H100
 
-from jitkern import jit
-from jitkern.loading import cuda_driver
+from jitkern import jit, testing
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding
@@ -67,11 +65,7 @@ class FakeGpu:
             ["cc", "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-o", library, source], check=True
         )
         self.driver = ctypes.CDLL(str(library))
-        monkeypatch.setattr(cuda_driver, "_driver", lambda: self.driver)
-        asking = (
-            cuda_driver.device_attribute.__wrapped__
-        )  # whose answers are kept for this test alone
-        monkeypatch.setattr(cuda_driver, "device_attribute", functools.cache(asking))
+        testing.set_driver(monkeypatch, self.driver)
         entry = jit.ensure(binding.variant(), Target.current("cpu"))
         copied = shutil.copy(entry.path / entry.manifest.meta["artifact"], folder / "runtime.so")
         self.runtime = ctypes.CDLL(str(copied))  # another file, so with tables of its own
@@ -105,21 +99,15 @@ class FakeGpu:
         (traced,), reasons = traces_of(op, source, TARGET, [call])
         assert not reasons
         trace = traced.trace
-        in_c = binding._in_c(trace.program, [len(kernel.parameters) for kernel in trace.kernels])
+        arities = [len(kernel.parameters) for kernel in trace.kernels]
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
         results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
         guard = Guard()  # of a world without names
-        variant = binding._Variant(
-            ctypes.addressof(in_c),
-            ctypes.addressof(kernels),
-            ctypes.addressof(guard),
-            0,
-            0,
-        )
-        self._alive += [in_c, kernels, guard, variant]
-        assert self.runtime.jitkern_append(slot, ctypes.byref(variant)) >= 0
+        loaded = testing.loaded_program(trace.program, arities, kernels, guard)
+        self._alive.append(loaded)
+        assert self.runtime.jitkern_append(slot, ctypes.byref(loaded)) >= 0
         self.expect([kernel.parameters for kernel in trace.kernels][-1])
         names = [parameter.name for parameter in op.signature.parameters]
         _, constants, texts, *_ = trace.program

@@ -145,7 +145,7 @@ def guarded(pid: int) -> bool:
     """Whether a compiler that a process has started would end with it by now, after a kill -9 too."""
     for child in children(pid):
         with contextlib.suppress(OSError):  # it has ended
-            if child_process._GUARD in Path(f"/proc/{child}/cmdline").read_text():
+            if child_process.GUARD in Path(f"/proc/{child}/cmdline").read_text():
                 return True
     return False
 

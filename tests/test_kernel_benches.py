@@ -32,7 +32,7 @@ _number = itertools.count()
 def machine(monkeypatch):
     """A machine of 100 GB/s, whose caches hold little."""
     monkeypatch.setattr(bench, "bandwidth", lambda device: Bandwidth(100e9, 120e9))
-    monkeypatch.setattr("jitkern.devtools.timing._CPU_BYTES", 1 << 16)
+    monkeypatch.setattr("jitkern.devtools.timing.CPU_BYTES", 1 << 16)
 
 
 def measured(function, shapes=SMALL, **options):
@@ -499,7 +499,7 @@ def test_rows_are_compared_within_their_largest_number():
 
 
 def test_results_are_compared_by_parts(monkeypatch):
-    monkeypatch.setattr(checks, "_CHUNK", 10)
+    monkeypatch.setattr(checks, "CHUNK", 10)
     precise = torch.rand(7, 5, dtype=torch.float64)
     wrong = precise.float()
     wrong[6, 4] += 1

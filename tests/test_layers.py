@@ -13,6 +13,8 @@ from architecture import (
     for_types,
     imports,
     lines,
+    private_names,
+    privates_met,
     upward,
 )
 
@@ -155,3 +157,15 @@ def test_names_of_tests_are_short():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert len(node.name) <= 60, f"{path}: {node.name}"
+
+
+def test_tests_meet_no_private_name():
+    """What tests replace and reset is in `jitkern.testing`, which nothing of the product imports."""
+    private = private_names()
+    for path, tree in TESTS.items():
+        assert not [*privates_met(tree, private)], path
+    text = "from jitkern.x import NAME\nx.NAME\nmonkeypatch.setattr('jitkern.x.NAME', 1)"
+    text = text.replace("NAME", "_current")
+    assert len([*privates_met(ast.parse(text), private)]) == 3
+    assert len([*privates_met(ast.parse(repr(text)), private)]) == 3
+    assert all(other != "jitkern.testing" for tree in TREES.values() for _, other in imports(tree))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import H100, needs_nvrtc, replaced
 
-from jitkern import cpp_kernel, cuda_kernel, jit
+from jitkern import cpp_kernel, cuda_kernel, jit, testing
 from jitkern.declare import MAX_NAME, kernel
 from jitkern.errors import CompileError, DeclarationError
 
@@ -77,7 +77,7 @@ def test_such_a_folder_has_gpu_kernels_without_own_headers(tmp_path):
 
 def test_a_cache_whose_path_is_no_text_works(tmp_path, monkeypatch):
     root = odd(tmp_path)
-    monkeypatch.setattr("jitkern.config._current", replaced(cache_dir=root))
+    testing.set_settings(monkeypatch, replaced(cache_dir=root))
     (tmp_path / "k.cpp").write_text('extern "C" void one(int* x) { *x = 1; }')
     x = torch.zeros(1, dtype=torch.int32)
     cpp_kernel(tmp_path / "k.cpp", "one")(x)

@@ -81,7 +81,7 @@ def test_elsewhere_references_answer_and_the_rest_says_why(name, tmp_path, monke
 def test_nothing_is_compiled_elsewhere_than_on_linux_with_glibc(
     platform, name, monkeypatch, capsys
 ):
-    monkeypatch.setattr(target, "_glibc", lambda: "")
+    monkeypatch.setattr(target, "glibc", lambda: "")
     monkeypatch.setattr(sys, "platform", platform)
     code_page.supported.cache_clear()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENT_SERVICE, REPOSITORY
 
-from jitkern.cli import _parser
+from jitkern.cli import parser
 from jitkern.config import Config
 from jitkern.files import trust
 
@@ -132,7 +132,7 @@ def test_the_units_start_it_with_options_that_exist():
     for line in found:
         program, *arguments = shlex.split(line)
         assert Path(program).name == "jitkern"
-        assert _parser(arguments).parse_args(arguments).what == ["mypkg"]
+        assert parser(arguments).parse_args(arguments).what == ["mypkg"]
 
 
 @pytest.mark.long

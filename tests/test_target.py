@@ -89,10 +89,11 @@ def test_cuda_is_asked_which_of_unlike_gpus_is_the_first(
     monkeypatch, capabilities, order, expected
 ):
     monkeypatch.setattr(target, "nvml_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
     with config.using(environment={"CUDA_DEVICE_ORDER": order} if order else {}):
-        assert target._capability(0) == expected
+        assert Target.current("cuda").arch == "sm_{}{}".format(*expected)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ import torch
 
 OF_EAGER = 2.0  # times the error of the reference in the same dtype
 OF_NORM = 0.03  # of the norm of all numbers, for a peer that is not exact
-_CHUNK = 1 << 25  # numbers compared at once, in float64
+CHUNK = 1 << 25  # numbers compared at once, in float64
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Oracle:
         self.family, self.steps = family, steps
         self.own = [(t.shape, t.dtype, t.device) for t in own]
         self.precise = list(precise)
-        errors = [self._error(a, b) for a, b in zip(own, self.precise)]
+        errors = [self.error(a, b) for a, b in zip(own, self.precise)]
         self.allowed = [max(1.0, OF_EAGER * e) if math.isfinite(e) else 1.0 for e in errors]
 
     def problem(self, results: Sequence[torch.Tensor], *, exact: bool = True) -> str:
@@ -74,7 +74,7 @@ class Oracle:
             return f"wrong: gave {_kinds(kinds)}, the reference {_kinds(self.own)}"
         for number, (result, precise) in enumerate(zip(results, self.precise)):
             if exact:
-                error, allowed = self._error(result, precise), self.allowed[number]
+                error, allowed = self.error(result, precise), self.allowed[number]
             else:
                 error, allowed = float((result - precise).norm() / precise.norm()), OF_NORM
             if not error <= allowed:
@@ -86,7 +86,7 @@ class Oracle:
                 return f"wrong: {which}{error / allowed:.3g} times the error that is allowed"
         return ""
 
-    def _error(self, result: torch.Tensor, precise: torch.Tensor) -> float:
+    def error(self, result: torch.Tensor, precise: torch.Tensor) -> float:
         """Return the largest error in units of the bound; infinity for NaN in the wrong place."""
         if not result.is_floating_point():
             return 0.0 if torch.equal(result, precise.to(result.dtype)) else math.inf
@@ -122,7 +122,7 @@ def _chunks(
     if not result.numel():
         return
     columns = result.shape[-1] if result.dim() else 1
-    rows = max(1, _CHUNK // columns)
+    rows = max(1, CHUNK // columns)
     yield from zip(
         result.reshape(-1, columns).split(rows), precise.reshape(-1, columns).split(rows)
     )

@@ -33,7 +33,7 @@ class Event(NamedTuple):
 _callbacks: dict[object, Callable[[Event], None]] = {}
 _counts = {"hits": 0, "fetched": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "runtimes": 0}
 _used: dict[Path, None] = {}
-_followers: list[Callable[[Path], None]] = []
+followers: list[Callable[[Path], None]] = []
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -66,7 +66,7 @@ def stats() -> dict[str, float]:
 
 def follow(follower: Callable[[Path], None]) -> None:
     """Call `follower` with the path of every entry that this process has used or will use."""
-    _followers.append(follower)
+    followers.append(follower)
     for path in tuple(_used):
         follower(path)
 
@@ -80,7 +80,7 @@ def use(path: Path) -> None:
     """Note that this process uses the entry at `path`."""
     if path not in _used:
         _used[path] = None
-        for follower in _followers:
+        for follower in followers:
             follower(path)
 
 

@@ -34,7 +34,7 @@ def private_root() -> Path:
     def delete() -> None:
         if os.getpid() == owner:
             atomic.delete(path)
-            _sweep(path.parent)  # the children of this process have most likely ended
+            sweep(path.parent)  # the children of this process have most likely ended
 
     atexit.register(delete)
     return path
@@ -46,11 +46,11 @@ after_fork(private_root.cache_clear)  # a child makes a new root: its parent del
 def _new_root() -> Path:
     for directory in (None, "/dev/shm"):  # noqa: S108  mkdtemp makes a private folder
         try:
-            path = _new_root_in(directory)
+            path = new_root_in(directory)
         except OSError as e:
             reason = e.strerror
         else:
-            _sweep(path.parent)
+            sweep(path.parent)
             return path
     raise CacheError(
         f"nothing can be compiled here, since no directory can be written ({reason}): "
@@ -60,17 +60,17 @@ def _new_root() -> Path:
     )
 
 
-def _new_root_in(directory: str | None) -> Path:
+def new_root_in(directory: str | None) -> Path:
     """Make a root and lock it. Raises OSError."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
         with contextlib.suppress(OSError, ImportError):  # without locks no process sweeps either
-            _locked(path, wait=True)
+            locked(path, wait=True)
         if path.is_dir():  # otherwise the root was swept before it was locked
             return path
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Delete the roots of this user in a folder that no process uses any more."""
     with contextlib.suppress(OSError, ImportError):
         for name in os.listdir(folder):
@@ -83,12 +83,12 @@ def _delete_unlocked(path: Path) -> None:
     """Delete a root of this user. Raises OSError where it is locked or no directory."""
     if path.lstat().st_uid != os.geteuid():
         return
-    descriptor = _locked(path, wait=False)
+    descriptor = locked(path, wait=False)
     atomic.delete(path)
     os.close(descriptor)
 
 
-def _locked(path: Path, *, wait: bool) -> int:
+def locked(path: Path, *, wait: bool) -> int:
     """Lock a directory and return a descriptor that holds the lock until all its copies are closed.
 
     Raises OSError, and ImportError on platforms without such locks.

@@ -92,13 +92,13 @@ def _is_of_torch(e: BaseException) -> bool:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    args = _parser(arguments).parse_args(arguments)
+    args = parser(arguments).parse_args(arguments)
     for name, value in (("level", 0), ("color", "auto"), ("json", False)):
         vars(args).setdefault(name, value)
     return args
 
 
-def _parser(arguments: list[str]) -> Parser:
+def parser(arguments: list[str]) -> Parser:
     """Return the parser, which knows the options of the command that the arguments name."""
     shared = Parser(add_help=False)
     everywhere = shared.add_argument_group("options of every command")
@@ -148,4 +148,4 @@ def _complete() -> None:
     import argcomplete
 
     words = config.current().environment.get("COMP_LINE", "").split()[1:]
-    argcomplete.autocomplete(_parser(words), always_complete_options="long")
+    argcomplete.autocomplete(parser(words), always_complete_options="long")

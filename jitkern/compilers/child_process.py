@@ -23,7 +23,7 @@ from typing import Any
 
 from jitkern._fork import after_fork
 
-_GUARD = """\
+GUARD = """\
 read -r line && exit  # a line means: the child has ended
 kill -9 "-$1"
 for stat in /proc/[0-9]*/stat; do
@@ -98,7 +98,7 @@ class Child:
     def _watch(self, read_end: int) -> None:
         with contextlib.suppress(OSError):  # there may be no shell
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "sh", str(self.process.pid)],
+                ["/bin/sh", "-c", GUARD, "sh", str(self.process.pid)],
                 stdin=read_end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip

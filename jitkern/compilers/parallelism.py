@@ -38,10 +38,10 @@ def limit() -> int:
 def cores() -> int:
     """The cores that this process may use: its affinity, and what its container allows."""
     here = processors()
-    quota, _, period = _text(f"{_CGROUP}/cpu.max").partition(" ")
+    quota, _, period = text_of(f"{_CGROUP}/cpu.max").partition(" ")
     if not quota.isdigit():  # "max", or cgroups of the first version
-        quota = _text(f"{_CGROUP}/cpu/cpu.cfs_quota_us")
-        period = _text(f"{_CGROUP}/cpu/cpu.cfs_period_us")
+        quota = text_of(f"{_CGROUP}/cpu/cpu.cfs_quota_us")
+        period = text_of(f"{_CGROUP}/cpu/cpu.cfs_period_us")
     share = _number(quota) / (_number(period) or 1)
     return max(1, min(here, math.ceil(share))) if share > 0 else here
 
@@ -53,16 +53,16 @@ def processors() -> int:
 
 def free_memory() -> int | None:
     """The free bytes of this machine or of its container, the smaller; None if unknown."""
-    available = re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"))
+    available = re.search(r"MemAvailable:\s+(\d+) kB", text_of("/proc/meminfo"))
     sizes = [int(available.group(1)) << 10] if available else []
     for limit, used, folder in _MEMORY:
-        most = _number(_text(f"{folder}/{limit}"))
+        most = _number(text_of(f"{folder}/{limit}"))
         if most:
             # Cached file pages count as used, and are freed when something else needs the space.
             files = re.search(
-                r"(?m)^(?:total_)?inactive_file (\d+)", _text(f"{folder}/memory.stat")
+                r"(?m)^(?:total_)?inactive_file (\d+)", text_of(f"{folder}/memory.stat")
             )
-            taken = _number(_text(f"{folder}/{used}")) - (int(files.group(1)) if files else 0)
+            taken = _number(text_of(f"{folder}/{used}")) - (int(files.group(1)) if files else 0)
             sizes.append(max(0, most - max(0, taken)))
     return min(sizes, default=None)
 
@@ -72,7 +72,8 @@ def _number(text: str) -> int:
     return int(text) if text.strip().isdigit() else 0
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
+    """Return the text of a file of the system; "" where there is none."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -130,10 +130,10 @@ def compared(op: Op, sample: Sequence[Any]) -> tuple[float, float]:
 
     Errors are against the reference in float64, in units of the dtype's epsilon.
     """
-    got = _results(op, op, _copied(sample))
-    own = _results(op, op.run_reference, _copied(sample))
+    got = _results(op, op, copied(sample))
+    own = _results(op, op.run_reference, copied(sample))
     try:
-        want = _results(op, op.run_reference, _copied(sample, torch.float64))
+        want = _results(op, op.run_reference, copied(sample, torch.float64))
     except Exception:  # noqa: BLE001  the reference takes no float64
         want = own
     if [(t.shape, t.dtype) for t in got] != [(t.shape, t.dtype) for t in own]:
@@ -153,7 +153,9 @@ def _results(op: Op, function: Callable[..., Any], sample: Sequence[Any]) -> lis
     return tensors_in([result, *(ordered[position] for position, _ in op.signature.changed)])
 
 
-def _copied(sample: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
+def copied(sample: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
+    """Return the arguments with their tensors copied, those of floats to a dtype."""
+
     def copied(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [copied(item) for item in value]
@@ -214,7 +216,7 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
     """Run `torch.library.opcheck`, with gradients too where the op has some."""
     count = 0
     for sample in _few(samples):
-        args, kwargs = op.signature.complete(*op.signature.split(_copied(sample)))
+        args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
         torch.library.opcheck(op.overload, args, kwargs)
         if op.gradient:
             torch.library.opcheck(op.overload, leaves(op, args), kwargs)
@@ -246,7 +248,7 @@ def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
     if not fitting:
         raise _Untried(f"no sample in float64 of at most {_LARGEST} numbers")
     for sample in fitting:
-        args, kwargs = op.signature.complete(*op.signature.split(_copied(sample)))
+        args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
         inputs = leaves(op, args)
         torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), inputs, fast_mode=True)
     return f"{len(fitting)} of {len(samples)} samples"

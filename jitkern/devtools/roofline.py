@@ -27,8 +27,8 @@ from jitkern.runtime import specializer
 from jitkern.source.kinds import Cuda
 
 _GPU_BYTES = 1 << 30  # of each array of a copy, unless the caches hold more
-_SECONDS = 0.2  # for each measurement
-_MATRIX = {"cuda": 4096, "cpu": 1024}  # rows and columns of the matrices that are multiplied
+SECONDS = 0.2  # for each measurement
+MATRIX = {"cuda": 4096, "cpu": 1024}  # rows and columns of the matrices that are multiplied
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of a matrix product
 
 
@@ -179,9 +179,9 @@ def _samples(calls: list[timing.Call], device: torch.device) -> list[float]:
     """Return samples of the seconds of a call: of its kernels on a GPU, of all of it on the CPU."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return timing.taken({"": timing.captured(calls, device)}, _SECONDS)[""]
+            return timing.taken({"": timing.captured(calls, device)}, SECONDS)[""]
     sampler = timing.issued(timing.repeated(calls, device), device)
-    return timing.taken({"": sampler}, _SECONDS)[""]
+    return timing.taken({"": sampler}, SECONDS)[""]
 
 
 @functools.cache
@@ -197,7 +197,7 @@ def bandwidth(device: torch.device) -> Bandwidth:
     y = torch.empty_like(x)
     calls: dict[str, Callable[[], object]] = {"copy": lambda: y.copy_(x), "read": x.sum}
     if device.type == "cuda":
-        calls = {"copy": _launch("copy16", 1024, y, x), "read": _launch("read16", 2048, y, x)}
+        calls = {"copy": launch("copy16", 1024, y, x), "read": launch("read16", 2048, y, x)}
         background = config.current().compile == "background"
         with config.using(compile="auto") if background else contextlib.nullcontext():
             for call in calls.values():
@@ -211,16 +211,16 @@ def _usual(samples: list[float], device: torch.device) -> float:
     return statistics.median(samples) if device.type == "cuda" else min(samples)
 
 
-def _launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+def launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
     """Return a launch of a kernel of `ceilings.cu`, a block of which takes this many vectors."""
     count = x.nbytes // 16
     keywords = {"grid": -(-count // vectors), "block": 256}
-    runner = _ceilings().runner(_SOURCE, x.device)
+    runner = _ceilings().runner(SOURCE, x.device)
     call = Call(function, (), (y, x, count), keywords)
     return functools.partial(runner, call)
 
 
-_SOURCE = Cuda(
+SOURCE = Cuda(
     "ceilings.cu", folder=str(Path(__file__).parent), package=__package__ or "", module=__name__
 )
 
@@ -238,7 +238,7 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
     """
     if device.type == "cpu" and dtype != torch.float64:
         dtype = torch.float32
-    size = _MATRIX["cuda" if device.type == "cuda" else "cpu"]
+    size = MATRIX["cuda" if device.type == "cuda" else "cpu"]
     a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     call = functools.partial(torch.mm, a, b, out=out)

@@ -22,8 +22,8 @@ Call = Callable[[], object]
 Sampler = Callable[[], float]  # returns the seconds of one call
 
 _L2_SIZES = 4  # arguments rotate through this many times the L2 of a GPU
-_CPU_BYTES = 256 << 20  # the same for a CPU, of whose caches Torch tells nothing
-_COPIES = 64  # at most: calls with arguments of a few kB are bound by their launch, not by memory
+CPU_BYTES = 256 << 20  # the same for a CPU, of whose caches Torch tells nothing
+COPIES = 64  # at most: calls with arguments of a few kB are bound by their launch, not by memory
 _GRAPH_SECONDS, _GRAPH_CALLS = 1e-3, 512  # long beside the launch of a graph, and the most calls
 _ISSUED = 4  # calls, at least, that are issued in a row
 MOST, LEAST = 200, 5  # samples
@@ -32,13 +32,13 @@ MOST, LEAST = 200, 5  # samples
 def rotation(args: Sequence[Any], device: torch.device) -> int:
     """Return how many copies of the arguments have more bytes together than caches hold."""
     size = sum(tensor.nbytes for tensor in tensors_in(args))
-    return max(1, min(_COPIES, math.ceil(past_caches(device) / max(size, 1))))
+    return max(1, min(COPIES, math.ceil(past_caches(device) / max(size, 1))))
 
 
 def past_caches(device: torch.device) -> int:
     """Return a number of bytes of which nothing is left in the caches once all were read."""
     if device.type != "cuda":
-        return _CPU_BYTES
+        return CPU_BYTES
     return _L2_SIZES * int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 

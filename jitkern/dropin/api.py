@@ -58,7 +58,7 @@ def load_inline(
     if cuda:
         headers = ("torch/types.h", "cuda.h", "cuda_runtime.h") if not no_implicit_headers else ()
         units["cuda.cu"] = "\n".join([*(f"#include <{header}>" for header in headers), *cuda])
-    call = _call(
+    call = call_of(
         name, with_cuda, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths,
         files=list(units), texts=list(units.values()), places=[],
         output="module" if is_python_module else "library",
@@ -99,7 +99,7 @@ def load(
     for place in places:
         if not os.path.isfile(place):  # noqa: PTH113
             raise FileNotFoundError(f"the source {place} of `{name}` does not exist")
-    call = _call(
+    call = call_of(
         name, with_cuda, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths,
         files=[], texts=[], places=places,
         output="module" if is_python_module else "program" if is_standalone else "library",
@@ -119,7 +119,7 @@ def _refuse_sycl(sources: object, with_sycl: bool | None) -> None:  # noqa: FBT0
         )
 
 
-def _call(
+def call_of(
     name: str,
     with_cuda: bool | None,  # noqa: FBT001
     cflags: Sequence[str] | None,

@@ -50,9 +50,9 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
 
     key: of the records of the call; build_directory: the folder for copies, or "".
     """
-    source = _source(call, build_directory)
+    source = source_of(call, build_directory)
     variant = Variant(f"inline::{memo.plain(source.name)}", source)
-    target = _target(source)
+    target = target_of(source)
     entry, new = _ensured(variant, target)
     if verbose:
         log = "" if new else (entry.path / LOG).read_text(errors="replace")
@@ -77,7 +77,8 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
     return memo.remember(key, result, absent) if key and absent is not None else result
 
 
-def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
+def source_of(call: Mapping[str, Any], build_directory: str = "") -> Inline:
+    """Return the source that a call declares."""
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
     with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
@@ -105,7 +106,7 @@ def _placed(flags: Sequence[str], base: str) -> Iterator[str]:
             yield flag.replace("$ORIGIN", base)
 
 
-def _target(source: Inline) -> Target:
+def target_of(source: Inline) -> Target:
     """This machine's target with the newest arch that the flags name; the key has all archs."""
     import torch
 

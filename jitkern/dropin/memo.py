@@ -24,7 +24,7 @@ from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS, names_no_f
 from jitkern.target import Target, processor_for, this_abi
 
 _SCHEMA = 5  # bump when the meaning of a request or of a record changes
-_CALL = "call "  # in the table of loaded code, before the digest of a call
+CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
 def key_of(call: Mapping[str, Any]) -> Key | None:
@@ -79,7 +79,7 @@ def _archs() -> list[Any] | None:
 
 def recall(key: Key) -> Any:
     """The loaded result of an earlier call with this key; None if no record gives it."""
-    answer, absent = LOADED.get(_CALL + key.digest, (None, ()))
+    answer, absent = LOADED.get(CALL + key.digest, (None, ()))
     gone = isinstance(answer, str) and not os.path.exists(answer)  # noqa: PTH110
     if answer is not None and not gone and not any(map(os.path.lexists, absent)):
         return answer
@@ -127,5 +127,5 @@ def remember(key: Key, answer: Any, absent: Sequence[str]) -> Any:
 
     absent: the paths that must not be there, or the call has another answer.
     """
-    LOADED[_CALL + key.digest] = answer, absent
+    LOADED[CALL + key.digest] = answer, absent
     return answer

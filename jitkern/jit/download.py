@@ -24,7 +24,7 @@ def fetch(key: Key, op: str, usual: float) -> str:
     what the remotes said. Raises CacheError if no cache can be written.
     """
     cache = open_cache()
-    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, usual), current_call.described)
+    miss = remote.fetch.Miss(cache, key, expected(cache, key, op, usual), current_call.described)
     try:
         said = remote.fetch.fetch(miss)
     except CacheError as e:
@@ -34,7 +34,7 @@ def fetch(key: Key, op: str, usual: float) -> str:
     return said
 
 
-def _expected(cache: Cache, key: Key, op: str, usual: float) -> float:
+def expected(cache: Cache, key: Key, op: str, usual: float) -> float:
     """Return the seconds that a compile would take; infinity if none is allowed."""
     if config.current().compile == "never":
         return math.inf

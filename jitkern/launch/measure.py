@@ -79,7 +79,7 @@ def milliseconds(
     launch = run(candidate)
     for _ in range(WARM_UPS):
         launch()
-    flush = _larger_than_the_cache(device).zero_ if cold else _nothing
+    flush = larger_than_the_cache(device).zero_ if cold else _nothing
     clock: _Clock = _on_a_gpu if device.type == "cuda" else _on_the_cpu
     return sorted(clock(launch, device, flush) for _ in range(REPEATS))[REPEATS // 2]
 
@@ -88,7 +88,7 @@ def _nothing() -> None:
     pass
 
 
-def _larger_than_the_cache(device: torch.device) -> torch.Tensor:
+def larger_than_the_cache(device: torch.device) -> torch.Tensor:
     """Return memory that takes the place of all else in the last cache once it is written."""
     if device.type == "cuda":
         size = torch.cuda.get_device_properties(device).L2_cache_size
@@ -197,7 +197,7 @@ def copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if id(value) not in copies:
-            copies[id(value)] = _copy(value)
+            copies[id(value)] = copy_of(value)
         return copies[id(value)]
     return [copied(item, copies) for item in value] if isinstance(value, (list, tuple)) else value
 
@@ -209,7 +209,8 @@ def _exchanged(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
     return [_exchanged(v, copies) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the strides and the alignment of the tensor."""
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
     span = span if tensor.numel() else 0
     offset = tensor.data_ptr() % ALIGNMENT // tensor.element_size()

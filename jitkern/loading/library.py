@@ -14,8 +14,8 @@ from typing import Any
 from jitkern._fork import after_fork
 from jitkern.loading import LOADED
 
-_opening = threading.RLock()
-after_fork(_opening)
+opening = threading.RLock()
+after_fork(opening)
 
 
 class Registered(RuntimeError):
@@ -46,7 +46,7 @@ def open_library(
     Raises Registered, Refused, and the module's own exceptions.
     """
     identity = identity or path
-    with _opening:
+    with opening:
         if identity not in LOADED:
             _refuse_second_registration(name, namespaces, ops)
             if output == "module":

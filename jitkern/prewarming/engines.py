@@ -69,19 +69,19 @@ class Engine(contextlib.AbstractContextManager["Engine"]):
     @property
     def workers(self) -> int | None:
         """The number of tasks that run at once; None if that is unknown."""
-        self._start()
+        self.start()
         return self._workers
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Begin a task; returns a Future, or what submitit has in its place."""
-        return self._start().submit(function, *args)
+        return self.start().submit(function, *args)
 
     def batch(self) -> contextlib.AbstractContextManager[Any]:
         """Return a block whose tasks begin together, as one array of Slurm."""
-        executor = self._start()
+        executor = self.start()
         return executor.batch() if self._name == "slurm" else contextlib.nullcontext()
 
-    def _start(self) -> Any:
+    def start(self) -> Any:
         if self._executor is None:
             start = {"processes": _processes, "dask": _dask, "ray": _ray, "slurm": _slurm}
             self._executor, self._workers = start[self._name](

@@ -142,8 +142,7 @@ class ExecutorBuilder:
 
         An engine retries what a dead worker had begun; submitit does not, so it is asked once more.
         """
-        again: set[int] = set()
-        cancelled = False
+        again, cancelled = set[int](), False
         with getattr(self.executor, "batch", contextlib.nullcontext)():  # of submitit: one array
             jobs = [*enumerate(self.executor.submit(perform, part) for part in parts)]
         try:
@@ -151,7 +150,7 @@ class ExecutorBuilder:
                 left = []
                 if stopped() and not cancelled:
                     cancelled = True
-                    _cancel(jobs)
+                    cancel(jobs)
                 for number, job in jobs:
                     if not job.done():
                         left.append((number, job))
@@ -169,7 +168,7 @@ class ExecutorBuilder:
                     time.sleep(_PAUSE)
                 jobs = left
         finally:
-            _cancel(jobs)
+            cancel(jobs)
 
     def _taken(self, kernels: Sequence[Kernel], outcome: JobResult) -> list[Result]:
         """Bring the entries of a part into the cache; returns the results for its kernels."""
@@ -207,7 +206,8 @@ def _workers_of(executor: Executor) -> int:
     return next((count for count in told if isinstance(count, int) and count > 0), _WORKERS)
 
 
-def _cancel(jobs: Sequence[tuple[int, Submitted]]) -> None:
+def cancel(jobs: Sequence[tuple[int, Submitted]]) -> None:
+    """Cancel jobs, of which some may run or have ended."""
     for _, job in jobs:
         job.cancel()
 

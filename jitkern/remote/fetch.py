@@ -132,7 +132,7 @@ class Remote:
         self._given = url
         self._timeout = settings.remote_timeout
         self._store: Readable | None = None
-        self._indexes: dict[str, _Read] = {}  # by machine
+        self.indexes: dict[str, _Read] = {}  # by machine
         self._refused: set[str] = set()  # objects that are not asked for again
         self._known: dict[tuple[Path, str], tuple[float, str]] = {}  # misses: when, and why
         self._warned: set[str] = set()
@@ -206,9 +206,9 @@ class Remote:
         if not self._lock.acquire(timeout=deadline.left):
             raise Unavailable("another thread still waits for its index")
         try:
-            read = self._indexes.get(machine)
+            read = self.indexes.get(machine)
             if read is None or time.monotonic() - read.at >= FRESH:
-                read = self._indexes[machine] = self._read_index(machine, read, deadline)
+                read = self.indexes[machine] = self._read_index(machine, read, deadline)
             return read
         finally:
             self._lock.release()
@@ -248,7 +248,7 @@ class Remote:
                 data = bundles.checked(found, bundle)
             except BundleError as e:
                 return self._refuse(name, str(e))
-            return self._adopt(miss, name, data, keys)
+            return self.adopt(miss, name, data, keys)
 
     def _entry(self, miss: Miss, keys: tuple[str, ...], deadline: Deadline) -> bool:
         """Adopt the object of the entry alone, if there is one."""
@@ -257,7 +257,7 @@ class Remote:
         if name in self._refused:
             return False
         found = self._get(name, MAX_FILE, deadline)
-        return found is not None and self._adopt(miss, name, found.data, keys, place)
+        return found is not None and self.adopt(miss, name, found.data, keys, place)
 
     def _build(
         self, service: Service, miss: Miss, keys: tuple[str, ...], deadline: Deadline
@@ -283,7 +283,7 @@ class Remote:
                     return "its service is still building the entry"
         if answer.status == 200:
             what = f"{layout.BUILD} for {miss.key.name}"
-            return "" if self._adopt(miss, what, answer.data, keys) else "its answer is refused"
+            return "" if self.adopt(miss, what, answer.data, keys) else "its answer is refused"
         said = answer.data[:500].decode("utf-8", "replace")
         text = " ".join("".join(c if c.isprintable() else " " for c in said).split())
         why = f"its service does not build the entry ({answer.status}): {text:.300}"
@@ -305,7 +305,7 @@ class Remote:
         self.taken += len(found.data) if found else 0
         return found
 
-    def _adopt(
+    def adopt(
         self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...],
         only: tuple[str, str] | None = None,
     ) -> bool:  # fmt: skip

@@ -105,7 +105,7 @@ def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[in
     return jump + call, len(jump), trampoline
 
 
-_MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
+MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
 
 
 class CodePages:
@@ -124,7 +124,7 @@ class CodePages:
         self._pages: list[int] = []
         self._count = 0
         address = ctypes.cast(self._ask, c_void_p).value or 0
-        self._code = _MACHINES[platform.machine()](ctypes.addressof(self.entry), address, check)
+        self._code = MACHINES[platform.machine()](ctypes.addressof(self.entry), address, check)
         self._add_page()
         self.entry.value = self._pages[0] + self._code[1]
 
@@ -146,10 +146,10 @@ class CodePages:
         first = count * len(self._pages)
         places = range(HEAD, PAGE - SIZE + 1, SIZE)
         code = [trampoline(first + i, place) for i, place in enumerate(places)]
-        self._pages.append(_executable(head.ljust(HEAD, b"\0") + b"".join(code)))
+        self._pages.append(executable(head.ljust(HEAD, b"\0") + b"".join(code)))
 
 
-def _executable(code: bytes) -> int:
+def executable(code: bytes) -> int:
     """Return the address of an executable, read-only copy of `code`. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.restype = c_void_p
@@ -170,7 +170,7 @@ def _executable(code: bytes) -> int:
 @functools.cache
 def supported() -> bool:
     """Whether this machine runs trampolines: a supported one, with x86_64 or aarch64."""
-    return not target.unsupported() and platform.machine() in _MACHINES
+    return not target.unsupported() and platform.machine() in MACHINES
 
 
 def made(ask: Ask, check: int) -> CodePages | None:

@@ -22,7 +22,8 @@ _TICK = 50_000_000  # nanoseconds within which two changes of a file may have on
 _COARSE = 2_000_000_000  # on a file system whose times are whole seconds
 
 
-def _paths() -> Iterator[str]:
+def paths() -> Iterator[str]:
+    """Yield the files of jitkern on whose content launch records depend."""
     for name in FILES:
         yield f"{_PACKAGE}/{name}"
     kinds: list[type[Source]] = [*SOURCES.values(), Generated]
@@ -47,7 +48,7 @@ def digest() -> str:
     "" if the code is not that which runs: a file has changed since this process imported jitkern.
     """
     digest, changed = hashlib.sha256(__version__.encode()), 0
-    for path in sorted(_paths()):
+    for path in sorted(paths()):
         with open(path, "rb") as file:
             digest.update(file.read())
             changed = max(changed, os.fstat(file.fileno()).st_ctime_ns)
@@ -56,5 +57,5 @@ def digest() -> str:
 
 def is_what_runs() -> bool:
     """Return whether none of these files has changed since, or just before, the import."""
-    changed = max(os.stat(path).st_ctime_ns for path in _paths())  # noqa: PTH116  sixty
+    changed = max(os.stat(path).st_ctime_ns for path in paths())  # noqa: PTH116  sixty
     return changed + (_TICK if changed % 10**9 else _COARSE) <= IMPORTED

@@ -45,17 +45,15 @@ class BuildQueue:
         self._jobs = jobs
         self._most = waiting
         self._note = note
-        self._longest = config.current().lock_timeout  # after which others would not wait either
+        self.longest = config.current().lock_timeout  # after which others would not wait either
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self._builds: dict[str, Future[Outcome]] = {}
+        self.builds: dict[str, Future[Outcome]] = {}
         self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
         self._draining = False
-        self._workers = [
-            Worker(perform, "jitkern serve", begun=_close_sockets) for _ in range(jobs)
-        ]
+        self.workers = [Worker(perform, "jitkern serve", begun=_close_sockets) for _ in range(jobs)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.start()
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(jobs, "jitkern build")
@@ -64,7 +62,7 @@ class BuildQueue:
     @property
     def waiting(self) -> int:
         """The number of builds that wait."""
-        return len(self._builds) - len(self._ended) - self.running
+        return len(self.builds) - len(self._ended) - self.running
 
     def submit(self, asked: Asked) -> Future[Outcome]:
         """Return the build of what is asked for; one that runs, or ended a short time ago, if any.
@@ -73,25 +71,25 @@ class BuildQueue:
         """
         with self._lock:
             self._forget_old()
-            if asked.id not in self._builds:
+            if asked.id not in self.builds:
                 if self._draining:
                     raise Draining
                 if self.waiting >= self._most:
                     raise Full
-                self._builds[asked.id] = self._threads.submit(self._perform, asked)
-            return self._builds[asked.id]
+                self.builds[asked.id] = self._threads.submit(self._perform, asked)
+            return self.builds[asked.id]
 
     def find(self, id_: str) -> Future[Outcome] | None:
         """Return a build by the id of its request, or None if it ended long ago, or never began."""
         with self._lock:
             self._forget_old()
-            return self._builds.get(id_)
+            return self.builds.get(id_)
 
     def forget(self, id_: str) -> None:
         """Forget an outcome, so that who asks for the same has it built again."""
         with self._lock:
             if self._ended.pop(id_, None) is not None:
-                del self._builds[id_]
+                del self.builds[id_]
 
     def drain(self, grace: float) -> None:
         """Begin no more builds, and end those that take longer than `grace` seconds."""
@@ -105,7 +103,7 @@ class BuildQueue:
             _log.warning("%d builds did not end within %.0f s", self.running, grace)
         while self.running:
             late = time.monotonic() > end + PATIENCE  # SIGTERM lets workers end their compilers
-            for process in [worker.process for worker in self._workers]:
+            for process in [worker.process for worker in self.workers]:
                 if process is not None:  # whoever waits for its answer is told of its death
                     (process.kill if late else process.terminate)()
             time.sleep(0.1)
@@ -114,7 +112,7 @@ class BuildQueue:
 
     def close(self) -> None:
         """End the workers, none of which has a task."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.stop(at_once=False)
             worker.ended()
 
@@ -136,7 +134,7 @@ class BuildQueue:
                 if is_kept:
                     self._ended[asked.id] = time.monotonic()
                 else:
-                    del self._builds[asked.id]
+                    del self.builds[asked.id]
 
     def _built(self, worker: Worker, asked: Asked, jobs: int) -> Outcome:
         """Return the outcome of a build; a worker that takes too long for it is ended."""
@@ -145,11 +143,11 @@ class BuildQueue:
         except OSError as e:
             return Outcome(503, f"no process can be started: {e.strerror}", failed=True)
         try:
-            outcome: Outcome = worker.result(self._longest)
+            outcome: Outcome = worker.result(self.longest)
         except TimeoutError:
             worker.stop(at_once=True)
             worker.ended()
-            return Outcome(422, f"the build took more than {self._longest:.0f} s", failed=True)
+            return Outcome(422, f"the build took more than {self.longest:.0f} s", failed=True)
         except Died as e:
             return Outcome(422, str(e), failed=True)
         return outcome
@@ -160,7 +158,7 @@ class BuildQueue:
         for id_ in [*self._ended]:
             if self._ended[id_] >= old and len(self._ended) <= MOST_KEPT:
                 break
-            del self._ended[id_], self._builds[id_]
+            del self._ended[id_], self.builds[id_]
 
 
 def _close_sockets(connection: Connection) -> None:

@@ -92,7 +92,7 @@ class Catalog:
         self._ops = ops
         self._bundles = bundles
         self._key = key
-        self._known: dict[str, _Known] = {}
+        self.known: dict[str, _Known] = {}
         self._packing = threading.Lock()
         after_fork(self._packing)
 
@@ -100,7 +100,7 @@ class Catalog:
         """Return the index of a machine, or None for what is no machine."""
         if _machine_of(machine) != machine:
             return None
-        known = self._known.get(machine)
+        known = self.known.get(machine)
         if known and time.monotonic() < known.due:
             return known.content
         if not self._packing.acquire(blocking=known is None):
@@ -113,9 +113,9 @@ class Catalog:
 
     def bundle(self, machine: str, file: str) -> BinaryIO | None:
         """Return a bundle that an index of the machine names, or named a short time ago."""
-        if machine not in self._known:  # the index may be of an earlier process
+        if machine not in self.known:  # the index may be of an earlier process
             self.index(machine)
-        return self._bundles.opened(file) if machine in self._known else None
+        return self._bundles.opened(file) if machine in self.known else None
 
     def entry(self, target: str, name: str) -> BinaryIO | None:
         """Return the bundle of one entry, or None if it is not there."""
@@ -144,7 +144,7 @@ class Catalog:
                 self._packing.release()
 
     def _sweep(self) -> None:
-        self._bundles.sweep(frozenset[str]().union(*(k.named for k in [*self._known.values()])))
+        self._bundles.sweep(frozenset[str]().union(*(k.named for k in [*self.known.values()])))
 
     def _sign(self, entries: Sequence[Entry]) -> None:
         if self._key:
@@ -158,7 +158,7 @@ class Catalog:
         for layer, path in found:
             places.setdefault((path.parent.name, path.name), (layer, path))  # the first layer wins
         paths = frozenset(path for _, path in places.values())
-        known = self._known.get(machine)
+        known = self.known.get(machine)
         if not paths and known is None:
             return Index(loose=False).encode()  # nothing is kept of a machine without entries
         if known is None or paths != known.places:
@@ -166,7 +166,7 @@ class Catalog:
             named = frozenset(bundle.file for bundle in made.bundles)
             known = _Known(paths, made.encode(), named, 0)
         now = time.monotonic()
-        self._known[machine] = known._replace(due=now + max(REST, COSTS * (now - started)))
+        self.known[machine] = known._replace(due=now + max(REST, COSTS * (now - started)))
         self._sweep()
         return known.content
 

@@ -78,7 +78,7 @@ class Server(ThreadingHTTPServer):
         self.tell = tell
         self.draining = False
         self._built = built
-        self._open: set[socket.socket] = set()  # connections
+        self.connections: set[socket.socket] = set()
         self._answering: set[socket.socket] = set()  # those among them with a request
         self._lock = threading.Lock()
         after_fork(self._lock)
@@ -104,7 +104,7 @@ class Server(ThreadingHTTPServer):
     @property
     def crowded(self) -> bool:
         """Whether connections are short, so that a client is not to keep the one that it has."""
-        return len(self._open) > MOST_CONNECTIONS // 2
+        return len(self.connections) > MOST_CONNECTIONS // 2
 
     @property
     def url(self) -> str:
@@ -120,9 +120,9 @@ class Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread, unless there are too many."""
         with self._lock:
-            full = len(self._open) >= MOST_CONNECTIONS
+            full = len(self.connections) >= MOST_CONNECTIONS
             if not full:
-                self._open.add(request)
+                self.connections.add(request)
         if full:
             with contextlib.suppress(OSError):
                 request.setblocking(False)
@@ -134,7 +134,7 @@ class Server(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
         with self._lock:
-            self._open.discard(request)
+            self.connections.discard(request)
         super().shutdown_request(request)
 
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ class Server(ThreadingHTTPServer):
         while self._answering and time.monotonic() < end:
             time.sleep(0.02)
         with self._lock:
-            idle = list(self._open)
+            idle = list(self.connections)
         for connection in idle:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

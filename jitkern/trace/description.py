@@ -24,7 +24,7 @@ from jitkern.source.global_names import code_names
 from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
 from jitkern.trace.world import content_of
 
-_PROCESS = uuid.uuid4().hex  # for objects that mean something in this process alone
+PROCESS = uuid.uuid4().hex  # for objects that mean something in this process alone
 _MOST = 10_000  # functions, containers and objects
 _LARGEST = 1 << 16  # bytes of a tensor
 _KERNELS = "jitkern.kernels_src"
@@ -160,7 +160,7 @@ class _Description:
         return type(value).__qualname__, self.of(state), self.of(items)
 
     def _unknown(self, value: Any) -> str:
-        return f"{type(value).__qualname__} {id(value)} of {_PROCESS}"
+        return f"{type(value).__qualname__} {id(value)} of {PROCESS}"
 
     def _is_installed(self, module: str, file: str) -> bool:
         """Whether a module belongs to another, installed package than the op."""

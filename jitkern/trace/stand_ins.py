@@ -26,7 +26,7 @@ from jitkern.trace.values import is_plain
 from jitkern.trace.world import World, overrides_of_tensors
 
 Function = Callable[..., Any]
-_SUMS_ROUND_ONCE = sys.version_info >= (3, 12)
+SUMS_ROUND_ONCE = sys.version_info >= (3, 12)
 
 
 def traceable(function: Function, world: World) -> Function:
@@ -201,7 +201,7 @@ def _sum(items: Any, /, start: Any = 0) -> Any:
     """Return sum(). Raises Unsupported where Python rounds a sum of floats once, at its end."""
     added = [start, *items]
     kinds = {type(value.hint) if is_symbol(value) else type(value) for value in added}
-    if _SUMS_ROUND_ONCE and float in kinds and any(map(is_symbol, added)):
+    if SUMS_ROUND_ONCE and float in kinds and any(map(is_symbol, added)):
         raise Unsupported("sum() of floats cannot be traced: write a + b")
     return sum(added[1:], start)
 

@@ -232,7 +232,7 @@ class PagedCache:
         return sequence
 
     def _refuse_capture(self, method: str) -> None:
-        if _is_capturing(self.seq_lens):
+        if is_capturing(self.seq_lens):
             raise RuntimeError(
                 f"PagedCache.{method}: a CUDA graph is being captured, which would write the "
                 f"lengths and pages of now at each replay: call {method} before the capture, and "
@@ -298,6 +298,6 @@ class PagedCache:
         return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
-def _is_capturing(tensor: torch.Tensor) -> bool:
+def is_capturing(tensor: torch.Tensor) -> bool:
     """Whether the current stream of a tensor's device captures a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -52,7 +52,7 @@ def _halves(x):
     return x >> 32 & _LOW, x & _LOW
 
 
-def _random_bits(seed, offset, row):
+def random_bits(seed, offset, row):
     """64 bits of Philox 4x32-10 (Salmon et al. 2011) as int64; arguments are int64 tensors."""
     (b, a), (d, c), (l, k) = _halves(offset), _halves(row), _halves(seed)  # noqa: E741
     for _ in range(10):
@@ -101,7 +101,7 @@ def _(logits, seed, offset, *filters):
     order, _, reached = _kept(logits, *filters)
     row = torch.arange(logits.shape[0], device=logits.device)
     row = row if seed.numel() == 1 else torch.zeros_like(row)
-    random = _random_bits(seed.reshape(-1), offset.reshape(-1), row)
+    random = random_bits(seed.reshape(-1), offset.reshape(-1), row)
     mark = _high_product(random, reached[:, -1])
     return order.gather(-1, (reached <= mark[:, None]).sum(-1, keepdim=True))[:, 0]
 

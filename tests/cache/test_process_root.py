@@ -71,28 +71,28 @@ def test_what_is_not_a_root_of_this_user_stays(run, tmp_path, monkeypatch):
     for name in ("jitkern-private-", "jitkern-private-longer0000", "jitkern-1000", "private0"):
         (tmp_path / name).mkdir()
     before = sorted(tmp_path.rglob("*"))
-    temporary_cache._sweep(tmp_path)
+    temporary_cache.sweep(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "jitkern-private-others00").mkdir()
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        temporary_cache._sweep(tmp_path)
+        temporary_cache.sweep(tmp_path)
     assert (tmp_path / "jitkern-private-others00").is_dir()
-    temporary_cache._sweep(tmp_path)
+    temporary_cache.sweep(tmp_path)
     assert not (tmp_path / "jitkern-private-others00").is_dir()
 
 
 def test_a_root_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    lock, swept = temporary_cache._locked, []
+    lock, swept = temporary_cache.locked, []
 
     def late(path, *, wait):
         if wait and not swept:
             swept.append(path)
-            temporary_cache._sweep(tmp_path)
+            temporary_cache.sweep(tmp_path)
         return lock(path, wait=wait)
 
-    monkeypatch.setattr(temporary_cache, "_locked", late)
-    path = temporary_cache._new_root_in(str(tmp_path))
+    monkeypatch.setattr(temporary_cache, "locked", late)
+    path = temporary_cache.new_root_in(str(tmp_path))
     assert swept and path.is_dir() and path not in swept
-    temporary_cache._sweep(tmp_path)
+    temporary_cache.sweep(tmp_path)
     assert path.is_dir()

@@ -64,7 +64,7 @@ def archive(entries):
     """A bundle of {(target, folder): {file: bytes}}, whatever is wrong with them."""
     index = sorted([*p, hashlib.sha256(f.get(NAME, b"")).hexdigest()] for p, f in entries.items())
     return [
-        member("bundle.json", bundle._index_bytes(index)),
+        member("bundle.json", bundle.index_bytes(index)),
         *(
             member(f"{target}/{folder}/{file}", data)
             for target, folder, _ in index

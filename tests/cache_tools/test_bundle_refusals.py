@@ -12,6 +12,7 @@ import pytest
 from bundling import END, SUFFIXES, archive, fixed, joined, member, members, packed
 
 from jitkern.cache.manifest import NAME, Artifact, Manifest
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, chosen, ustar
 from jitkern.cache_tools.bundle import BLOCK, BundleError
 from jitkern.cache_tools.listing import EntryFilter
@@ -118,7 +119,7 @@ def test_an_index_out_of_order_or_with_duplicates_is_refused(cache, tmp_path, re
     found = members(packed(cache, tmp_path))
     entries = json.loads(found[0][2].rstrip(b"\0"))["entries"]
     for wrong in (entries[::-1], [entries[0], *entries], [entries[0], [*entries[0][:2], "0" * 64]]):
-        found[0] = member("bundle.json", bundle._index_bytes(wrong))
+        found[0] = member("bundle.json", bundle.index_bytes(wrong))
         refused(joined(found), "twice, or not in order")
 
 
@@ -387,17 +388,17 @@ def test_a_bad_last_entry_publishes_none(cache, tmp_path, refused):
 
 
 def test_a_bundle_that_changes_between_the_passes_is_refused(cache, other, tmp_path, monkeypatch):
-    path, whole, look = tmp_path / "b.tar", chosen(cache, EntryFilter()), bundle._looked_through
+    path, whole, look_up = tmp_path / "b.tar", chosen(cache, EntryFilter()), Cache.look_up
     for later in (whole[1:], whole[:1], whole):
         bundle.pack(cache, whole[:2], path)
+        bundle.pack(cache, later, tmp_path / "later.tar")
 
-        def look_and_change(cache, entries, later=later):
-            found = look(cache, entries)
-            bundle.pack(cache, later, path.with_name("later.tar"))
-            path.write_bytes(path.with_name("later.tar").read_bytes())
-            return found
+        def change_and_look_up(*args):  # once the whole bundle was read
+            path.write_bytes((tmp_path / "later.tar").read_bytes())
+            return look_up(*args)
 
-        monkeypatch.setattr(bundle, "_looked_through", look_and_change)
-        with pytest.raises(BundleError, match="changed while it was read"):
-            bundle.unpack(other, path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Cache, "look_up", change_and_look_up)
+            with pytest.raises(BundleError, match="changed while it was read"):
+                bundle.unpack(other, path)
         shutil.rmtree(other.root, ignore_errors=True)

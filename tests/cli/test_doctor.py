@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitkern import config, jit
+from jitkern import config, jit, testing
 from jitkern.cache_tools import disk, health
-from jitkern.cli import doctor
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
@@ -140,7 +139,7 @@ def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "installed", "told"),
+    ("cuda", "installed", "says"),
     [
         ("13.0", [(13, 5)], ("13.5 at lib, but Torch calls for 13.0", "==13.0.*")),
         ("13.2", [(13, 0)], ("13.0 at lib, but Torch calls for 13.2", "==13.2.*")),
@@ -150,17 +149,17 @@ def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
         ("12.8", [(13, 5)], ("13.5 at lib: needed only to compile for GPUs: ", None)),
     ],
 )
-def test_an_nvrtc_of_another_version_than_torchs_is_told(monkeypatch, cuda, installed, told):
+def test_an_nvrtc_of_another_version_than_torchs_is_told(cli, monkeypatch, cuda, installed, says):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr("jitkern.target.nvml_capabilities", list)
     monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: dict.fromkeys(installed, ("lib", None)))
-    (check,) = doctor._nvrtc()
-    value, pin = told
+    check = told(cli)["nvrtc"]
+    value, pin = says
     assert check.ok and check.value.startswith(value)
     assert check.remedy == (f'pip install "cuda-toolkit[nvrtc]{pin}"' if pin else "")
 
 
-def test_cuda_headers_of_another_version_than_torchs_are_told(monkeypatch, tmp_path):
+def test_cuda_headers_of_another_version_than_torchs_are_told(cli, monkeypatch, tmp_path):
     (tmp_path / "include" / "cub").mkdir(parents=True)
     for name in ("cuda_fp16.h", "cub/cub.cuh"):
         (tmp_path / "include" / name).touch()
@@ -169,7 +168,10 @@ def test_cuda_headers_of_another_version_than_torchs_are_told(monkeypatch, tmp_p
     monkeypatch.setattr("jitkern.target.nvml_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(toolkit, "wheel_prefixes", lambda: [tmp_path])
     monkeypatch.setattr(toolkit, "cuda_homes", list)
-    runtime, crt, cub = doctor._cuda_headers()
+    checks = told(cli)
+    runtime, crt, cub = (
+        checks[f"<{name}>"] for name in ("cuda_fp16.h", "crt/mma.h", "cub/cub.cuh")
+    )
     assert runtime.value == f"13.5 at {tmp_path}/include, but Torch calls for 13.0"
     assert runtime.ok and runtime.remedy == 'pip install "cuda-toolkit[cudart]==13.0.*"'
     assert not crt.ok and crt.remedy == 'pip install "cuda-toolkit[crt]==13.0.*"'
@@ -213,7 +215,7 @@ def test_every_setting_has_its_value_and_where_it_comes_from(cli, tmp_path, monk
     file.write_text(f'compile = "never"\ntrusted = ["/a", "/b"]\ntrusted_keys = ["{key}"]\n')
     file.chmod(0o600)
     settings = Config.from_env({"JITKERN_JOBS": "3", "PATH": os.environ["PATH"]}, files=[file])
-    monkeypatch.setattr("jitkern.config._current", settings)
+    testing.set_settings(monkeypatch, settings)
     checks = told(cli, "--cache-dir", str(tmp_path / "c"))
     found = {name: (checks[name].value, checks[name].origin) for name in checks}
     assert found["JITKERN_COMPILE"] == ("never", str(file))
@@ -255,14 +257,14 @@ def test_trust_in_the_environment_is_ignored_and_told(cli, name):
     )
 
 
-def test_entries_of_another_compiler_are_named(compiler, variant, target, monkeypatch):
+def test_entries_of_another_compiler_are_named(cli, compiler, variant, target, monkeypatch):
     made = [{"name": "cc", "version": "g++ 1.0"}]
     monkeypatch.setattr(type(compiler), "identities", lambda *_: made)
     jit.ensure(variant, target)
     monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 1.0"})
-    assert doctor._other_compilers() == []
+    assert "other compiler" not in told(cli)
     monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
-    (check,) = doctor._other_compilers()
+    check = told(cli)["other compiler"]
     assert check.ok and check.value.startswith("1 entry made by cc g++ 1.0")
     assert check.remedy == "jitkern prewarm --refresh"
 

@@ -129,14 +129,19 @@ def test_what_a_killed_command_started_is_killed_too(tmp_path):
     until(lambda: not alive(grandchild))
 
 
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
 def test_a_missing_command_says_so():
+    before = open_descriptors()
     with pytest.raises(FileNotFoundError):
         child_process.run(["/nonexistent/tool"])
-    assert not child_process._lines
+    assert open_descriptors() == before
 
 
 def test_without_a_shell_commands_still_run(monkeypatch):
-    real = subprocess.Popen
+    real, before = subprocess.Popen, open_descriptors()
 
     def refuse(command, **options):
         if command[0] == "/bin/sh":
@@ -145,7 +150,7 @@ def test_without_a_shell_commands_still_run(monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert child_process.run(["echo", "x"]) == (0, "x\n")
-    assert not child_process._lines
+    assert open_descriptors() == before
 
 
 def test_a_child_whose_pipe_cannot_be_made_does_not_run(monkeypatch):
@@ -155,19 +160,17 @@ def test_a_child_whose_pipe_cannot_be_made_does_not_run(monkeypatch):
     started = []
     monkeypatch.setattr(child_process.os, "pipe", no_pipe)
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: started.append(args))
-    before = set(child_process._running)
     with pytest.raises(OSError, match="Too many open files"):
         child_process.Child(["true"], stdin=subprocess.DEVNULL)
     assert not started
-    assert child_process._running == before
+    child_process.kill_all()  # which knows none that did not start
 
 
 def test_what_cannot_be_started_leaves_no_pipe():
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(FileNotFoundError):
         child_process.run(["/nonexistent/compiler"])
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert not child_process._lines
+    assert open_descriptors() == before
 
 
 def test_killing_what_runs_kills_nothing_later():

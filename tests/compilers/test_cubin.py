@@ -99,7 +99,7 @@ def test_threads_are_those_that_the_registers_allow():
     assert few["registers"] <= 64 < free["registers"] and few["spills"] and not free["spills"]
     indexed = cubin.resources(compiled("sm_90")[0], "indexed")
     assert (indexed["local"], indexed["spills"]) == (1200, 0)  # an array is no spill
-    assert [cubin._threads_with(n) for n in (16, 64, 65, 128, 255)] == [1024, 1024, 896, 512, 256]
+    assert [cubin.threads_with(n) for n in (16, 64, 65, 128, 255)] == [1024, 1024, 896, 512, 256]
 
 
 def test_a_cubin_of_another_form_tells_nothing():

@@ -414,7 +414,7 @@ def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target
     monkeypatch.setattr(compile_and_link, "nvcc", commands.nvcc)
     made = []
     monkeypatch.setattr(
-        compile_and_link, "_run", lambda build, steps, *rest: made.append(steps) or 1 / 0
+        compile_and_link, "run_steps", lambda build, steps, *rest: made.append(steps) or 1 / 0
     )
     monkeypatch.setattr(Target, "visible", lambda: [CPU, cuda_target._replace(arch="sm_90")])
     native = cuda._replace(source=cuda.source.replace(flags=("-arch=native",)))

@@ -33,7 +33,7 @@ def system(monkeypatch):
     """Have the system's files hold this, and no others be there."""
 
     def have(texts):
-        monkeypatch.setattr(parallelism, "_text", lambda path: texts.get(path, ""))
+        monkeypatch.setattr(parallelism, "text_of", lambda path: texts.get(path, ""))
 
     return have
 

@@ -346,10 +346,10 @@ def test_decorators_follow_from_all_statements_above_them(build, text, decorator
 def test_the_worker_survives_a_failure_and_serves_again(build):
     with pytest.raises(CompileError):
         build(function="other")
-    worker = compiler._workers.worker
+    worker = compiler.workers.worker
     build()
-    idle = worker._process.poll() == 0  # for so long that it ended: this machine may be busy
-    assert compiler._workers.worker is worker or idle
+    idle = worker.process.poll() == 0  # for so long that it ended: this machine may be busy
+    assert compiler.workers.worker is worker or idle
 
 
 @pytest.mark.long
@@ -360,10 +360,10 @@ def test_an_edit_is_compiled_and_not_an_earlier_import(build):
     first = build(text)
     second = build(text.replace("2.0", "7.0"))
     assert first.read("kernel.cubin") != second.read("kernel.cubin")
-    worker = compiler._workers.worker
+    worker = compiler.workers.worker
     (build.folder / "common.py").write_text("FACTOR = 3.0\n")
     build(text.replace("2.0", "7.0"))
-    assert compiler._workers.worker is not worker
+    assert compiler.workers.worker is not worker
 
 
 @pytest.mark.long
@@ -381,7 +381,7 @@ def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
 
 @pytest.fixture
 def _new_worker(monkeypatch):
-    monkeypatch.setattr(compiler, "_workers", threading.local())
+    monkeypatch.setattr(compiler, "workers", threading.local())
 
 
 @pytest.mark.long
@@ -491,7 +491,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
     else:
         (folder / "fast.py").unlink()
     after = built("second")
-    monkeypatch.setattr(compiler, "_workers", threading.local())
+    monkeypatch.setattr(compiler, "workers", threading.local())
     assert after == built("second")
 
 

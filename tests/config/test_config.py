@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import jitkern
-from jitkern import cli, config, jit
+from jitkern import cli, config, jit, testing
 from jitkern.config import Config
 from jitkern.errors import SettingError
 from jitkern.runtime import builds
@@ -132,7 +132,7 @@ def test_settings_are_frozen():
 
 def test_a_variable_may_prefer_a_kind_that_is_declared_later(monkeypatch):
     settings = Config.from_env({"JITKERN_PREFER": "formula"})
-    monkeypatch.setattr("jitkern.config._current", settings)
+    testing.set_settings(monkeypatch, settings)
     says = re.escape("JITKERN_PREFER=`formula` is not usable: expected one of nvrtc, cc")
     with pytest.raises(ValueError, match=says):
         config.preferred()
@@ -268,7 +268,7 @@ def test_using_is_undone():
 
 
 def test_the_environment_is_read_anew_where_nobody_named_another(monkeypatch):
-    monkeypatch.setattr("jitkern.config._current", config.current())
+    testing.set_settings(monkeypatch, config.current())
     monkeypatch.setenv("JITKERN_COMPILE", "never")
     monkeypatch.setenv("CPATH", "/changed")
     monkeypatch.setenv("CUDA_HOME", "/toolkit")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import config
-from jitkern.config import Config, settings
+from jitkern.config import Config
 
 KEY = "ed25519 " + "A" * 43 + "="
 
@@ -146,7 +146,7 @@ def test_what_is_no_quantity(text):
 def test_a_user_without_a_home_has_a_cache_under_tmp(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert settings._default_cache_dir().name == f"jitkern-cache-{os.geteuid()}"
+    assert Config().cache_dir.name == f"jitkern-cache-{os.geteuid()}"
 
 
 @pytest.mark.parametrize("base", [None, "", "/elsewhere", "relative"])
@@ -157,7 +157,7 @@ def test_the_default_cache_lies_where_platformdirs_has_it(base, monkeypatch, tmp
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if base is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", base)
-    found = settings._default_cache_dir()
+    found = Config().cache_dir
     assert found == Path(base if base == "/elsewhere" else tmp_path / ".cache", "jitkern")
     if base != "relative":  # releases of platformdirs differ in that
         assert found == platformdirs.user_cache_path("jitkern", appauthor=False)

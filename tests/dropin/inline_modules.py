@@ -30,7 +30,7 @@ STABLE_TORCH_LIBRARY_IMPL(%s, CPU, m) { m.impl("answer", TORCH_BOX(&answer)); }
 
 def answers():
     """The calls that this process answers without asking the cache."""
-    return [key for key in LOADED if key.startswith(memo._CALL)]
+    return [key for key in LOADED if key.startswith(memo.CALL)]
 
 
 def forget_answers():

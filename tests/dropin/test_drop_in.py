@@ -49,7 +49,7 @@ import torch
 from inline_modules import MODULE, STABLE, compiles, entries, module, value
 
 import jitkern
-from jitkern import jit
+from jitkern import jit, testing
 from jitkern.compilers import compiler_for
 from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.dropin import api, extension, memo
@@ -286,12 +286,12 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
     keys = []
 
     def keep(call, *rest, **options):
-        source = extension._source(call)
-        compiler, target = compiler_for(source), extension._target(source)
+        source = extension.source_of(call)
+        compiler, target = compiler_for(source), extension.target_of(source)
         exact, closure = compiler.target(source, target), compiler.closure(source)
         keys.append((source.key_flags(), closure.files, exact, memo.key_of(call)))
 
-    monkeypatch.setattr(api, "_answer", keep)
+    monkeypatch.setattr(extension, "answer", keep)
     common = {"no_implicit_headers": True}
     jitkern.load_inline("x", "int x;", **common)
     jitkern.load_inline("x", "int x;", **{**common, **changed})
@@ -302,18 +302,18 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
 
 def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
     def call(*flags):
-        return api._call(
+        return api.call_of(
             "x", None, flags, None, None, None, files=["main.cpp"], texts=["int x;"], places=[],
             output="library", python=False,
         )  # fmt: skip
 
     def keys(*flags):
-        variant = Variant("inline::x", extension._source(call(*flags)))
+        variant = Variant("inline::x", extension.source_of(call(*flags)))
         return jit.key_of(variant, Target.current("cpu")).digest, memo.key_of(call(*flags)).digest
 
     found = []
     for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):
-        monkeypatch.setattr("jitkern.target._processor", lambda flags=flags: {"flags": flags})
+        testing.set_processor(monkeypatch, flags)
         found.append((keys("-O3"), keys("-O3", "-march=native")))
     (plain, native), (other_plain, other_native) = found
     assert plain == other_plain

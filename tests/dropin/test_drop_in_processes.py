@@ -12,7 +12,7 @@ import pytest
 import torch
 from inline_modules import MODULE, answers, forget_answers, module, value
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.dropin import memo
 from jitkern.errors import CompileError, CompilerNotFound, NotCached
 from jitkern.loading import LOADED
@@ -232,7 +232,7 @@ def test_verbose_tells_what_was_compiled(capsys):
 @pytest.mark.long
 def test_a_header_that_the_call_does_not_name_is_watched(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path))
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     for number in (1, 2):
         (tmp_path / "drop_in_watched.h").write_text(value(number))
         assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number

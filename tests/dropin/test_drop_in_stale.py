@@ -12,7 +12,7 @@ import torch
 from inline_modules import MODULE, compiles, entries, module, value
 
 import jitkern
-from jitkern import config
+from jitkern import testing
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.dependencies import read_list
@@ -38,7 +38,7 @@ def searched(files, monkeypatch):
         folder = files(k_dot_cpp=text)
         for name, found in dict(variables).items():
             monkeypatch.setenv(name, found.format(d=folder))
-        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(monkeypatch)
         given = {name: tuple(words([flag.format(d=folder)])) for name, flag in flags.items()}
         places = (str(folder / "k.cpp"),)
         source = Inline(("k.cpp",), name="k", places=places, **given)

@@ -115,14 +115,14 @@ import os, threading
 from jitkern.loading import library
 held, over = threading.Event(), threading.Event()
 def hold():
-    with library._opening:
+    with library.opening:
         held.set()
         over.wait()
 threading.Thread(target=hold).start()
 held.wait()
 pid = os.fork()
 if pid == 0:
-    os._exit(0 if library._opening.acquire(blocking=False) else 7)
+    os._exit(0 if library.opening.acquire(blocking=False) else 7)
 over.set()
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import LONGEST
 
-from jitkern import compilers, config, jit, loading
+from jitkern import compilers, config, jit, testing
 from jitkern.cache import events, lock
 from jitkern.cache.store import Cache
 from jitkern.cache.temporary_cache import private_root
@@ -165,7 +165,7 @@ def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, ta
 
 def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
     jit.ensure(variant, target)
-    assert not loading._locks
+    assert not testing.held_locks()
 
 
 def test_threads_compile_once(compiler, variant, target):

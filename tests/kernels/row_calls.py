@@ -31,7 +31,7 @@ def right(op, *args):
         assert (result is None) == (exact is None)
         if result is not None:
             assert (result.shape, result.is_contiguous()) == (exact.shape, True)
-            error = Oracle("rows", [result], [exact])._error(result, exact)
+            error = Oracle("rows", [result], [exact]).error(result, exact)
             assert error <= 1, (error, [getattr(a, "shape", a) for a in args])
             assert torch.equal(result.view(torch.uint8), again.view(torch.uint8))
 

@@ -30,7 +30,7 @@ def right(*args):
     oracle = Oracle("pointwise", results, precise)
     for result, exact in zip(results, precise):
         assert (result.shape, result.is_contiguous()) == (exact.shape, True)
-        assert oracle._error(result, exact) <= 1
+        assert oracle.error(result, exact) <= 1
     return results
 
 

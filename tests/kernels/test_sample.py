@@ -7,7 +7,7 @@ import torch
 from helpers import refusing_to_wait, served
 
 from jitkern import ops
-from jitkern.kernels_src.sample.kernel import _random_bits
+from jitkern.kernels_src.sample.kernel import random_bits
 
 pytestmark = pytest.mark.common_cache
 
@@ -176,7 +176,7 @@ def test_random_numbers_are_those_of_philox():
             0x94FDCCEBD16CFE09,
         ),
     ):  # fmt: skip
-        got = _random_bits(*(torch.tensor(n) for n in (seed, offset, row))).item()
+        got = random_bits(*(torch.tensor(n) for n in (seed, offset, row))).item()
         assert got & (1 << 64) - 1 == first
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import H100
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, all_configurations, expanded, variant_of
@@ -342,7 +342,7 @@ def test_tuning_finds_what_to_reset_and_what_to_restore(source, monkeypatch):
         out += 1
         x += 1
 
-    monkeypatch.setattr(Runner, "_start", start)
+    testing.set_launch(monkeypatch, Runner, start)
     out, x = torch.ones(2), torch.ones(2)
     asked = Call("k", (), (out, x, 2), {"grid": 1})
     Runner("test::reset", source, TARGET, CPU).expanded(asked)

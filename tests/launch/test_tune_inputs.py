@@ -9,7 +9,7 @@ from helpers import served
 from test_tune_explain import explained
 from tuning import HERE, Clock, _number, choices, double, ways
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import autotune, measure
@@ -136,7 +136,7 @@ def test_cold_writes_other_memory_before_each_run_that_is_timed(declare, monkeyp
         events.append("run")
         return double(k, x)
 
-    monkeypatch.setattr(measure, "_larger_than_the_cache", lambda device: Memory())
+    monkeypatch.setattr(measure, "larger_than_the_cache", lambda device: Memory())
     op = declare(launch, None)
     op.tune("cpu", cold=True)(lambda x: [{"WAY": 1}, {"WAY": 2}])
     op(torch.ones(4))
@@ -149,7 +149,7 @@ def test_cold_writes_other_memory_before_each_run_that_is_timed(declare, monkeyp
 
 
 def test_the_memory_is_larger_than_the_cache():
-    memory = measure._larger_than_the_cache(torch.device("cpu"))
+    memory = measure.larger_than_the_cache(torch.device("cpu"))
     assert memory.numel() >= 2 << 20
 
 
@@ -234,7 +234,7 @@ def test_copies_for_which_there_is_no_memory_ask_for_inputs(noted, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(measure, "_copy", fail)
+    monkeypatch.setattr(measure, "copy_of", fail)
     op, _ = noted("(Tensor(a!) x) -> ()")
     with pytest.raises(LaunchError, match="no memory is left to copy.*inputs="):
         op(torch.ones(4))
@@ -250,7 +250,7 @@ def test_a_triton_kernel_is_measured_cold_and_on_copies(tmp_path, monkeypatch):
         "@triton.jit\ndef k(x, n, B: tl.constexpr):\n    pass\n"
     )
     runner, started = Runner("test::k", source, HERE, torch.device("cpu")), []
-    monkeypatch.setattr(runner, "_start", started.append)
+    testing.set_launch(monkeypatch, runner, started.append)
 
     def milliseconds(run, candidate, device, *, cold):
         run(candidate)()
@@ -323,5 +323,5 @@ def test_a_large_argument_is_not_copied_on_a_gpu(on_cuda, inputs):
     assert torch.equal(on_cuda(x), x)
     # The results of the call and of one run that is measured; a copy would be one more.
     assert torch.cuda.max_memory_allocated() - before < 2.5 * size
-    memory = measure._larger_than_the_cache(x.device)
+    memory = measure.larger_than_the_cache(x.device)
     assert memory.numel() > torch.cuda.get_device_properties(x.device).L2_cache_size > 0

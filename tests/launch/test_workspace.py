@@ -3,12 +3,14 @@
 import itertools
 import os
 import threading
+import weakref
 from ctypes import c_longlong, c_void_p
 
 import pytest
 import torch
 from helpers import needs_nvrtc, programs_of, served
 
+from jitkern import testing
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch.resources import workspaces
@@ -198,7 +200,7 @@ def test_a_captured_call_is_left_to_python(on_cuda, gpu):
 def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     """By stand-ins for streams and captures: the memory itself lies on the CPU here."""
     now = {"stream": 1, "graph": 0}
-    monkeypatch.setattr(workspaces, "_blocks", {})
+    testing.forget_workspaces(monkeypatch)
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda index: now["stream"], raising=False
     )
@@ -209,7 +211,7 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
         made.append((size, is_captured))
         return torch.zeros(size)
 
-    monkeypatch.setattr(workspaces, "_made", make)
+    monkeypatch.setattr(workspaces, "new_memory", make)
     gpu = torch.device("cuda:0")
 
     def memory(size, **state):
@@ -226,10 +228,9 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     assert memory(20, graph=5) is captured is not memory(20, graph=6)
     assert made[3:] == [(4096, True), (4096, True)]
     assert memory(10, graph=0).numel() == 8192
-    blocks = [block for listed in workspaces._blocks.values() for block in listed]
-    assert any(
-        block is first for block in blocks
-    )  # nothing is freed: a thread may hold its address
+    kept = weakref.ref(first)
+    del first
+    assert kept() is not None  # nothing is freed: a thread may hold its address
 
 
 def test_the_driver_is_asked_which_graph_is_captured(gpu):

@@ -52,9 +52,9 @@ def test_the_doc_is_its_authors_words_and_facts():
 
     op.backward(lambda grad: grad)
     assert op.__doc__ == f"{head}\n\nx, told.\n\n{facts}\ndifferentiable"
-    op._declare(module="no.such.module")
-    op.reference(lambda x: x)
-    assert op.__doc__ == f"{head}\n\n{facts}\ndifferentiable"
+    scope = {"__name__": "no.such.module", "kernel": kernel, "source": Cpp("told.cpp")}
+    exec('op = kernel("jitkern_about::bare(Tensor x) -> Tensor", cpu=source)', scope)
+    assert scope["op"].__doc__ == f"{head}\n\n{facts}".replace("told(", "bare(")
 
 
 def test_help_and_ipython_show_it():

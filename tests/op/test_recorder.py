@@ -1,14 +1,14 @@
 """Calls that C++ records for Autograd: that it does, what it keeps, and what it leaves to Python."""
 
 import gc
-import itertools
 import threading
 import weakref
 
 import pytest
 import torch
 
-from jitkern.errors import DeclarationError
+from jitkern import testing
+from jitkern.errors import CompilerNotFound, DeclarationError
 from jitkern.op import recorder, recording
 from jitkern.runtime import binding, builds
 
@@ -335,7 +335,7 @@ x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
     builds.settle()
-print(next(recorder._state.numbers) - 1, recording.CPP_RECORDER.recorder is not None)
+print(testing.recorded_calls(), recording.CPP_RECORDER.recorder is not None)
 """
 
 
@@ -351,9 +351,14 @@ def test_a_process_finds_the_node_at_its_first_recorded_call(run_python, recorde
 
 def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
     monkeypatch.setattr(recording.CPP_RECORDER, "recorder", None)
-    monkeypatch.setattr(recorder._state, "numbers", itertools.count(1))
+    testing.count_recorded_calls_from(1)
     began = []
-    monkeypatch.setattr(recorder, "_load", lambda *, may_compile: began.append(may_compile))
+
+    def loaded(*_, may_compile):
+        began.append(may_compile)
+        raise CompilerNotFound("there is none")
+
+    monkeypatch.setattr(recorder.jit, "loaded", loaded)
     for _ in range(recorder.ENOUGH + 1):
         recorder.count(scale.autograd)
         builds.settle()

@@ -132,9 +132,9 @@ def test_shipped_ops_move_arguments_and_results_once(op):
 
 
 def test_a_device_is_measured_once_a_process(monkeypatch):
-    monkeypatch.setattr(timing, "_CPU_BYTES", 1 << 16)
-    monkeypatch.setattr(module, "_MATRIX", {"cpu": 32})
-    monkeypatch.setattr(module, "_SECONDS", 0.01)
+    monkeypatch.setattr(timing, "CPU_BYTES", 1 << 16)
+    monkeypatch.setattr(module, "MATRIX", {"cpu": 32})
+    monkeypatch.setattr(module, "SECONDS", 0.01)
     module.bandwidth.cache_clear(), module.arithmetic.cache_clear()
     try:
         cpu = torch.device("cpu")
@@ -148,7 +148,7 @@ def test_a_device_is_measured_once_a_process(monkeypatch):
 @needs_nvrtc
 @pytest.mark.parametrize("function", ["copy16", "read16"])
 def test_what_measures_a_gpu_compiles(function):
-    variant = variant_of("jitkern::ceilings", module._SOURCE, Call(function, (), (), {}))[0]
+    variant = variant_of("jitkern::ceilings", module.SOURCE, Call(function, (), (), {}))[0]
     entry = jit.ensure(variant, Target.parse(H100))
     assert entry.manifest.meta["parameters"] == ["*f32", "*f32", "i64"]
 
@@ -164,9 +164,9 @@ def test_arguments_rotate_through_more_than_the_caches_hold():
     large = torch.empty(timing.past_caches(cpu) // 4 // 2 + 1)
     assert timing.rotation((large,), cpu) == 2
     assert timing.rotation((large, [large]), cpu) == 1
-    assert timing.rotation((3,), cpu) == timing._COPIES
+    assert timing.rotation((3,), cpu) == timing.COPIES
     first, *others = timing.rotated((torch.ones(3, 4).T, 2.0), cpu)
-    assert len(others) == timing._COPIES - 1 and first[1] == 2.0
+    assert len(others) == timing.COPIES - 1 and first[1] == 2.0
     assert first[0].stride() == (1, 4) and first[0].data_ptr() != others[0][0].data_ptr()
 
 
@@ -193,7 +193,7 @@ def test_a_gpu_has_a_bandwidth_and_a_call_a_share():
 @pytest.mark.gpu
 def test_what_measures_a_gpu_copies_and_reads():
     x, y = torch.rand(4096 * 1024 + 4, device="cuda"), torch.zeros(4096 * 1024 + 4, device="cuda")
-    module._launch("copy16", 1024, y, x)()
+    module.launch("copy16", 1024, y, x)()
     assert torch.equal(x, y)
-    module._launch("read16", 2048, y, x)()
+    module.launch("read16", 2048, y, x)()
     assert torch.equal(x, y)

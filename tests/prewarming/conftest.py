@@ -8,6 +8,7 @@ import os
 import pytest
 from fleet_packages import KERNEL, MODULE
 
+from jitkern import testing
 from jitkern.op.all_ops import OPS
 
 numbers = itertools.count()
@@ -18,7 +19,7 @@ def fleet_package(tmp_path, monkeypatch):
     """Write a package of one op, with three kernels; returns its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DRIVER", str(os.getpid()))
-    monkeypatch.setattr("jitkern.config._current", None)
+    testing.set_settings(monkeypatch)
     made = []
 
     def write(before="", flags="[]", inside="pass"):

@@ -50,7 +50,7 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
     alone = last_json(cli("prewarm", name, "--json", "--cache-dir", str(tmp_path / "alone"))[1])
     assert (rows(report), places(cache_dir)) == (rows(alone), places(tmp_path / "alone"))
     assert report["built"] == alone["built"] == len(places(cache_dir))
-    monkeypatch.setattr(engines.Engine, "_start", refuse)  # not even an engine is started
+    monkeypatch.setattr(engines.Engine, "start", refuse)  # not even an engine is started
     monkeypatch.setattr(jit.build, "build", refuse)
     for more in (("--engine", "processes:2"), ()):
         code, out, err = cli("prewarm", name, *more, "--json")
@@ -102,13 +102,13 @@ if AWAY:
 
 @pytest.mark.long
 def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package, tmp_path, monkeypatch):
-    name, cancel = fleet_package(BREAKS), jobs._cancel
+    name, cancel = fleet_package(BREAKS), jobs.cancel
 
     def cancel_and_tell(jobs):
         cancel(jobs)
         (tmp_path / name / "cancelled").touch()
 
-    monkeypatch.setattr(jobs, "_cancel", cancel_and_tell)
+    monkeypatch.setattr(jobs, "cancel", cancel_and_tell)
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
     report = last_json(out)
     reasons = {row["reason"] for row in report["results"]}

@@ -18,7 +18,7 @@ import torch
 from helpers import LONGEST, alive, until
 
 import jitkern
-from jitkern import config, jit
+from jitkern import config, jit, testing
 from jitkern.cache import events
 from jitkern.calls import record
 from jitkern.calls.samples import ShapesAlone
@@ -192,7 +192,7 @@ def damage_an_entry(folder, module, cache_dir):
 def test_what_has_changed_is_noticed(change, anew, cli, package, cache_dir, tmp_path):
     cli("prewarm", package, "--jobs", "1")
     change(tmp_path / package, sys.modules[f"{package}.kernel"], cache_dir)
-    OPS[f"{package}::f"]._drawn = None
+    testing.forget_samples(OPS[f"{package}::f"])
     code, found, err = report(cli("prewarm", package, "--jobs", "1", "--json"))
     assert (code, found["built"]) == (0, anew), err
 
@@ -250,7 +250,7 @@ def test_a_dead_compiler_is_a_failed_row_and_the_rest_is_built(cli, package, tmp
         script.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        patch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(patch)
         arguments = ("prewarm", package, "--jobs", "2", "--keep-going", "--json")
         code, found, err = report(cli(*arguments))
     (failed,) = [row for row in found["results"] if row["status"] == "failed"]
@@ -267,7 +267,7 @@ def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(builder.Builder, "_take", interrupt)
+        patched.setattr(builder.Builder, "take", interrupt)
         assert cli("prewarm", package, "--jobs", jobs)[0] == 130
     assert child_process.run(["echo", "lives"]) == (0, "lives\n")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jitkern.ops
-from jitkern import config, declare
+from jitkern import config, declare, testing
 from jitkern.calls import record, samples
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError
@@ -481,7 +481,7 @@ def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compi
     op = OPS["warmed::twice"]
     declaration = op.declaration._replace(prewarm=["f33[4]"])
     monkeypatch.setattr(op, "declaration", declaration)
-    monkeypatch.setattr(op, "_drawn", None)
+    testing.forget_samples(op)
     for told, *shard in ((1,), (1, "--shard", "1/1"), (1, "--shard", "1/2"), (0, "--shard", "2/2")):
         code, _, err = cli("prewarm", "warmed", *shard)
         assert code == told

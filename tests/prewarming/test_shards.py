@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import jitkern
+from jitkern import testing
 from jitkern.errors import SettingError
 from jitkern.prewarming.shards import ENGINES, announced
 
@@ -101,7 +102,7 @@ def environment(monkeypatch):
     def put(variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("jitkern.config._current", None)
+        testing.set_settings(monkeypatch)
 
     return put
 

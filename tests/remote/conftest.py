@@ -24,10 +24,9 @@ from bucket_stubs import BUCKET, serving  # noqa: E402
 from stocked import stock  # noqa: E402
 from web_servers import fill  # noqa: E402
 
-from jitkern import config, jit  # noqa: E402
+from jitkern import config, jit, testing  # noqa: E402
 from jitkern.cache.store import Cache  # noqa: E402
 from jitkern.cache_tools import signing  # noqa: E402
-from jitkern.remote import fetch  # noqa: E402
 from jitkern.remote.opening import opened  # noqa: E402
 
 STUBS = {"s3-stub": "s3", "gcs-stub": "gs"}
@@ -59,7 +58,7 @@ def set_environment(monkeypatch):
     def set_environment(variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(monkeypatch)
 
     return set_environment
 
@@ -144,9 +143,9 @@ def fresh_remotes(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     monkeypatch.setenv("JITKERN_REMOTE_TIMEOUT", "600")
     monkeypatch.setenv("JITKERN_REMOTE_BUDGET", "600")
-    monkeypatch.setattr("jitkern.jit.download._expected", lambda *_: math.inf)
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
-    monkeypatch.setattr(fetch, "_remotes", {})
+    monkeypatch.setattr("jitkern.jit.download.expected", lambda *_: math.inf)
+    testing.set_settings(monkeypatch)
+    testing.forget_remotes(monkeypatch)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from web_servers import Server, always, closed_port, put, said, settings_file, static
 
 import jitkern
-from jitkern import config
+from jitkern import config, testing
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import EntryFilter, chosen
@@ -95,7 +95,7 @@ def test_doctor_checks_remotes_and_shows_no_password(filled, cli, tmp_path, monk
         monkeypatch.setenv(
             "XDG_CONFIG_HOME", str(settings_file(tmp_path, trusted_remotes=[server.url]))
         )
-        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(monkeypatch)
         _, out, _ = cli("doctor", "--json")
     checks = [c for c in json.loads(out)["checks"] if c["name"].startswith("remote ")]
     assert any("answers in" in check["value"] for check in checks)

@@ -6,12 +6,13 @@ import collections
 import errno
 import itertools
 import threading
+from pathlib import Path
 
 import pytest
 from web_servers import Server, closed_port, digests, fill, one_entry, put, said, static
 
 import jitkern
-from jitkern import config, jit
+from jitkern import config, jit, testing
 from jitkern.cache.store import Cache
 from jitkern.errors import NotCached
 from jitkern.remote import fetch, layout
@@ -106,7 +107,7 @@ def test_a_new_process_reads_an_index_once_whatever_it_misses(
 ):
     with Server(static(filled[0])) as server, trusting(server.url):
         for process in range(3):
-            monkeypatch.setattr(fetch, "_remotes", {})
+            testing.forget_remotes(monkeypatch)
             for n in range(4):
                 missed = Variant("test::scale", source, "scale", (("N", f"{process}{n}"),))
                 jit.ensure(missed, target)
@@ -239,14 +240,14 @@ def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, targe
 def test_what_the_cache_cannot_keep_is_kept_for_the_process(
     filled, compiler, variant, target, cache_dir, monkeypatch
 ):
-    install = Cache._install
+    rename = Path.rename
 
-    def read_only(self, *args, **kwargs):
-        if self.root == cache_dir:
+    def read_only(self, to):
+        if to.is_relative_to(cache_dir):
             raise OSError(errno.EROFS, "read-only", str(cache_dir))
-        return install(self, *args, **kwargs)
+        return rename(self, to)
 
-    monkeypatch.setattr(Cache, "_install", read_only)
+    monkeypatch.setattr(Path, "rename", read_only)
     with trusting(f"file://{filled[0]}"):
         entry = jit.ensure(variant, target)
     assert entry.read("out.so") and not compiler.compiles

@@ -105,9 +105,9 @@ def test_a_flipped_bit_in_any_byte_of_a_bundle(tmp_path, place, files, cache_dir
         for at in range(0, len(good), step):
             bad = bytearray(good)
             bad[at] ^= 1 << at % 8
-            assert not remote._adopt(miss, f"flipped {at}", bytes(bad), ()), at
+            assert not remote.adopt(miss, f"flipped {at}", bytes(bad), ()), at
         assert not list(cache.paths())
-        assert remote._adopt(miss, "good", good, ())
+        assert remote.adopt(miss, "good", good, ())
 
 
 def test_a_bundle_whose_content_is_not_its_name(place, files, refused):

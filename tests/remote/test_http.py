@@ -170,8 +170,8 @@ def test_a_token_goes_to_this_machine_or_over_tls_alone(tmp_path, folder):
     with Server(static(folder)) as server, config.using(remote_token_file=token):
         HttpStore(server.url).get("x", limit=7)
         assert server.requests[0].headers["authorization"] == "Bearer secret"
-        assert "Authorization" in HttpStore("https://example.com")._headers
-        assert "Authorization" not in HttpStore("http://example.com")._headers
+        assert "Authorization" in HttpStore("https://example.com").headers
+        assert "Authorization" not in HttpStore("http://example.com").headers
         token.write_text("two\nlines")
         with pytest.raises(SettingError, match="expected one line"):
             HttpStore(server.url)
@@ -232,7 +232,7 @@ def test_threads_at_the_last_idle_connection_each_get_an_answer(folder):
     with Server(static(folder)) as server:
         store = HttpStore(server.url)
         store.get("a b.json", limit=7)
-        store._idle = Racy(store._idle)
+        store.idle = Racy(store.idle)
         assert store.get("a b.json", limit=7).data == b"content"
 
 

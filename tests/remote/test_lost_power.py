@@ -9,7 +9,7 @@ from publishing import publish
 from test_power_cut import disk  # noqa: F401  a fixture
 from web_servers import fill
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.store import Cache
 from jitkern.files import atomic
@@ -52,7 +52,7 @@ def test_what_a_power_cut_takes_is_fetched_again(disk, url, restarted, monkeypat
     assert all(Cache(root).find(key) for key in KEYS)
     disk.cut()
     if restarted:
-        monkeypatch.setattr(fetch, "_remotes", {})
+        testing.forget_remotes(monkeypatch)
     cache = Cache(root)
     found = {key.label: cache.look_up(TARGET, key.name, key.digest) for key in KEYS}
     lost = [key for key in KEYS if not found[key.label].entry]

@@ -10,6 +10,7 @@ import pytest
 from bucket_stubs import BUCKET
 from helpers import LONGEST, REPOSITORY, replaced
 
+from jitkern import testing
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.opening import opened
 from jitkern.remote.patience import run_with_timeout
@@ -86,7 +87,7 @@ def test_no_query_of_a_url_is_in_an_error(stub, bucket):
 
 
 def test_a_request_has_a_deadline(stub, monkeypatch):
-    monkeypatch.setattr("jitkern.config._current", replaced(remote_timeout=0.2))
+    testing.set_settings(monkeypatch, replaced(remote_timeout=0.2))
     stub.delay = 2 * LONGEST
     store = opened(f"s3://{BUCKET}")
     with pytest.raises(Unavailable) as e:

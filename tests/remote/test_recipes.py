@@ -20,7 +20,7 @@ from bucket_stubs import BUCKET, serving
 from helpers import LONGEST, REPOSITORY
 from test_deploy import SERVE
 
-from jitkern.cli import _parser
+from jitkern.cli import parser
 from jitkern.config import Config
 from jitkern.remote import layout
 from jitkern.target import Target
@@ -307,7 +307,7 @@ def test_the_init_container_fills_the_cache_of_its_pod(release, tmp_path):
     assert set(volumes) == set(mounts)
     assert volumes["settings"]["configMap"]["name"] == settings["metadata"]["name"]
     program, *arguments = first["command"]
-    parsed = _parser(arguments).parse_args(arguments)
+    parsed = parser(arguments).parse_args(arguments)
     assert (program, parsed.packages) == ("jitkern", ["mypkg"])
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels").chmod(0o777)  # as the root of every emptyDir
@@ -330,6 +330,6 @@ def variables(container, folder):
 
 def test_the_service_is_started_with_options_that_exist():
     program, *arguments = shlex.split(block("sh", "jitkern serve"))
-    parsed = _parser(arguments).parse_args(arguments)
+    parsed = parser(arguments).parse_args(arguments)
     assert (program, parsed.what, parsed.push) == ("jitkern", ["mypkg"], URL)
     assert f"--from {parsed.record}" in PAGE

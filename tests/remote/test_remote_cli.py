@@ -13,7 +13,7 @@ from bucket_stubs import BUCKET
 from helpers import LONGEST, last_json, until
 from stocked import add, names, stock
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.remote import layout
@@ -46,7 +46,7 @@ def stocked(cache_dir, monkeypatch):
 @pytest.fixture
 def remote_url(directory, monkeypatch):
     monkeypatch.setenv("JITKERN_REMOTE", directory.url)
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     return directory.url
 
 
@@ -62,7 +62,7 @@ def trusting(tmp_path, monkeypatch):
         )
         file.chmod(0o600)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
-        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+        testing.set_settings(monkeypatch)
 
     return trusting
 
@@ -88,7 +88,7 @@ def test_a_missing_or_wrong_remote_is_a_misuse(cli):
 
 def test_offline_no_command_asks_a_remote(cli, stocked, remote_url, directory, monkeypatch):
     monkeypatch.setenv("JITKERN_OFFLINE", "1")
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     for command in (["check"], ["push", "--unsigned"], ["pull"], ["ls"], ["prune"]):
         code, _, err = cli("remote", *command)
         assert (code, "JITKERN_OFFLINE" in err) == (2, True), err
@@ -183,7 +183,7 @@ def test_pull_waits_for_the_disk_where_a_loss_would_be_seen(cli, pushed, stocked
     assert synced == []
     assert cli("cache", "clear", "--yes")[0] == 0
     monkeypatch.setenv("JITKERN_VERIFY", "size")
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     monkeypatch.setattr("jitkern.remote.trust.keys_for", lambda *_: ())
     assert cli("remote", "pull")[0] == 0
     assert len(synced) > 4

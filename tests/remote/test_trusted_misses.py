@@ -44,7 +44,7 @@ def test_entries_of_another_key_are_refused_unread(
     tmp_path, filled, keys, compiler, variant, target, caplog, monkeypatch
 ):
     sign(tmp_path, filled[0], keys[1][0])
-    monkeypatch.setattr("jitkern.cache_tools.bundle._manifest_of", None)  # would be an error
+    monkeypatch.setattr("jitkern.cache_tools.bundle.Manifest", None)  # would be an error
     with config.using(remote=f"file://{filled[0]}", trusted_keys=[keys[0][1]]):
         jit.ensure(variant, target)
     assert len(compiler.compiles) == 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import programs_of, served
 
-from jitkern import config, jit, target as target_module
+from jitkern import config, jit, target as target_module, testing
 from jitkern.cache import eviction
 from jitkern.cache.store import Cache
 from jitkern.calls import signature
@@ -288,7 +288,7 @@ def test_a_native_kernel_serves_its_instruction_set_alone(op, monkeypatch, nativ
     keys = []
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "isa_level", lambda level=level: level)
-        monkeypatch.setattr(target_module, "_processor", lambda level=level: {"flags": level})
+        testing.set_processor(monkeypatch, level)
         keys.append(class_of_calls(plain, World([plain]), source).key().digest)
     assert keys[0] != keys[1]
 

@@ -36,7 +36,7 @@ NO_CODE = """
 from jitkern.runtime import code_page
 def refuse(code):
     raise OSError("Operation not permitted")
-code_page._executable = refuse
+code_page.executable = refuse
 """
 
 

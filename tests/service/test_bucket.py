@@ -222,7 +222,7 @@ def test_a_machine_that_has_no_entries_leaves_nothing_behind(serve):
     for version in range(50):
         answer = client.get(f"/v1/cpu-x86_64-torch9.{version}.0-linux_x86_64/index.json")
         assert Index.decode(answer.body) == Index(loose=False)
-    assert not server.catalog._known
+    assert not server.catalog.known
 
 
 def test_the_root_tells_a_remote_from_other_places(client):

@@ -274,10 +274,10 @@ def test_a_worker_that_dies_or_hangs_is_422_and_replaced(gated, monkeypatch):
     assert (answer.status, "SIGKILL" in answer.json["reason"]) == (422, True)
     assert client.build(VEC_ADD).status == 200
     (server.bundles.folder / "open").unlink()
-    longest, server.builds._longest = server.builds._longest, 0.2
+    longest, server.builds.longest = server.builds.longest, 0.2
     answer = client.build(line("jitkern::vec_add", tensor(3), tensor(3)))
     assert (answer.status, "took more than" in answer.json["reason"]) == (422, True)
-    server.builds._longest = longest
+    server.builds.longest = longest
     (server.bundles.folder / "open").touch()
     assert client.build(line("jitkern::vec_add", tensor(4), tensor(4))).status == 200
 
@@ -294,7 +294,7 @@ def test_old_outcomes_are_forgotten(gated, monkeypatch):
     monkeypatch.setattr(build_queue, "MOST_KEPT", 3)
     for n in range(1, 8):
         client.build(line("jitkern::vec_add", tensor(n), tensor(n)))
-    assert len(server.builds._builds) <= 4
+    assert len(server.builds.builds) <= 4
 
 
 @pytest.mark.long

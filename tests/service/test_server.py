@@ -163,7 +163,7 @@ def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
                 return True
 
         until(left)
-    until(lambda: not server._open)
+    until(lambda: not server.connections)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
@@ -187,19 +187,19 @@ def test_who_reads_slowly_is_left(serve, monkeypatch):
         path = "/v1/entries/cpu-x86_64-torch2.13.0-linux_x86_64/x-0123456789abcdef.tar"
         client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         assert client.recv(1000)
-        until(lambda: not server._open)
+        until(lambda: not server.connections)
 
 
 def test_connections_are_bounded(serve, monkeypatch):
     monkeypatch.setattr(room, "MOST_CONNECTIONS", 3)
     server = serve()
     held = [socket.create_connection(server.server_address[:2], timeout=LONGEST) for _ in range(3)]
-    until(lambda: len(server._open) == 3)
+    until(lambda: len(server.connections) == 3)
     refused = raw(server, b"")
     assert refused.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1" in refused
     held.pop().close()
-    until(lambda: len(server._open) == 2)
+    until(lambda: len(server.connections) == 2)
     assert Client(server.url).get("/healthz").status == 200
     for client in held:
         client.close()
@@ -221,7 +221,7 @@ def test_a_connection_serves_many_requests(serve):
         assert client.get("/healthz").status == 200
         assert client.get("/nothing").status == 404
         assert client.ask("POST", "/v1/build", b"x").status == 400
-    assert len(server._open) == 1
+    assert len(server.connections) == 1
 
 
 def test_a_line_is_told_for_each_request(serve):
@@ -312,7 +312,7 @@ def test_a_server_changes_no_setting_of_its_process(serve):
 
 def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
     server = gated(jobs=1)
-    end(server.builds._workers[0])
+    end(server.builds.workers[0])
 
     def refuse(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -341,8 +341,8 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
         assert client.get("/healthz").status == 200
-    end(server.builds._workers[0])  # the next one is forked while clients are connected
-    end(server.builds._workers[1])
+    end(server.builds.workers[0])  # the next one is forked while clients are connected
+    end(server.builds.workers[1])
     found = clients[0].build(VEC_ADD).json["reason"].split()
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
 

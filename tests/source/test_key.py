@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.cache.key import canonical, digest_of
 from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.jit import key_of
@@ -102,7 +102,7 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(
     native = variant._replace(source=variant.source.replace(**fields))
     keys = []
     for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):
-        monkeypatch.setattr("jitkern.target._processor", lambda flags=flags: {"flags": flags})
+        testing.set_processor(monkeypatch, flags)
         keys.append([key(v, target).digest for v in (variant, native)])
     assert keys[0][0] == keys[1][0]
     assert keys[0][1] != keys[1][1]
@@ -119,7 +119,7 @@ def test_a_linker_flag_may_put_the_processor_into_the_key(tmp_path, monkeypatch)
     ]
     digests = []
     for processor in ("sse4_2", "sse4_2 avx2"):
-        monkeypatch.setattr("jitkern.target._processor", lambda flags=processor: {"flags": flags})
+        testing.set_processor(monkeypatch, processor)
         variants = [Variant("test::k", source) for source in sources]
         digests.append([key_of(v, Target.current("cpu")).digest for v in variants])
     assert not {*digests[0]} & {*digests[1]}
@@ -151,7 +151,7 @@ def test_nvcc_flags_may_put_gpus_and_processor_into_the_key(
     words = flags.format(file=tmp_path / "response").split()
     variable = "" if "{file}" in flags else elsewhere
     monkeypatch.setenv("NVCC_APPEND_FLAGS", variable)
-    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    testing.set_settings(monkeypatch)
     told = {"folder": str(tmp_path), "environment": ["NVCC_APPEND_FLAGS"]}
     sources = [
         Extension("k.cu", function="k", flags=words, **told),
@@ -160,7 +160,7 @@ def test_nvcc_flags_may_put_gpus_and_processor_into_the_key(
     cpu = Target.current("cpu")
     inputs = []
     for processor, arch in (("sse4_2", "sm_80"), ("sse4_2 avx2", "sm_90")):
-        monkeypatch.setattr("jitkern.target._processor", lambda flags=processor: {"flags": flags})
+        testing.set_processor(monkeypatch, processor)
         gpu = Target("cuda", arch, "130", "2.13.0")
         monkeypatch.setattr(Target, "visible", lambda gpu=gpu: [cpu, gpu, gpu])
         keys = [key_of(Variant("test::k", source), cpu) for source in sources]

@@ -77,7 +77,7 @@ def test_the_newest_ended_value_is_polled_older_ones_go(copying):
     Slow.ended.add(2)  # older than what was polled
     assert (scalar.poll(), scalar.number) == (3.0, 3)
     assert (scalar.wait(), scalar.number) == (4.0, 4)
-    assert not scalar._under_way
+    assert not scalar.under_way
 
 
 # ------------------------------------------------------------------ LossMeter

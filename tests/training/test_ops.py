@@ -41,7 +41,7 @@ def test_compile_makes_one_graph(op, device):
     backend = "inductor" if device == "cuda" else "aot_eager"
     compiled = torch.compile(op, fullgraph=True, backend=backend)
     for sample in op.sample_inputs(device)[:2]:
-        ours, theirs = check._copied(sample), check._copied(sample)
+        ours, theirs = check.copied(sample), check.copied(sample)
         compiled(*ours)
         op(*theirs)
         for position, _ in op.signature.changed:
@@ -53,8 +53,8 @@ def test_compile_makes_one_graph(op, device):
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of a sample without elements
 def test_they_do_not_synchronise_and_run_in_a_graph(op):
     for sample in op.sample_inputs("cuda")[-3:]:
-        ours, theirs = check._copied(sample), check._copied(sample)
-        served(op, *check._copied(sample), device="cuda")
+        ours, theirs = check.copied(sample), check.copied(sample)
+        served(op, *check.copied(sample), device="cuda")
         torch.cuda.synchronize()
         with refusing_to_wait():
             op(*theirs)

@@ -72,7 +72,7 @@ def _resources(cubin: bytes, symbol: str) -> dict[str, int]:
         "shared": max(memory.size - reserved, 0) if memory else 0,
         "max_threads": min(
             math.prod(struct.unpack("<III", declared)) if declared else _THREADS,
-            _threads_with(common[_REGISTERS]),
+            threads_with(common[_REGISTERS]),
         ),
     }
 
@@ -117,7 +117,7 @@ def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
         at += value
 
 
-def _threads_with(registers: int) -> int:
+def threads_with(registers: int) -> int:
     """Return how many threads of a block the registers of a GPU are enough for."""
     of_a_warp = -(-max(registers, 1) * _OF_A_WARP // _REGISTER_STEP) * _REGISTER_STEP
     return min(_THREADS, _REGISTER_FILE // of_a_warp * _OF_A_WARP)

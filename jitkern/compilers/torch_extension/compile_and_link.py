@@ -40,9 +40,9 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     gcc = "clang" not in " ".join(compiler.values())
     steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
     linked = link_step(build, [step.output for step in steps], folder / "linked")
-    done = _run(build, steps, [], variant, target, staging)
+    done = run_steps(build, steps, [], variant, target, staging)
     expanding = [expand_step(build, n, folder) for n, step in enumerate(steps) if _registers(step)]
-    _run(build, [linked, *expanding], done, variant, target, staging)
+    run_steps(build, [linked, *expanding], done, variant, target, staging)
     binary = binary_at(linked.output, variant, target, linked.command)
     missing = hints.missing_module(build, binary) if build.output == "module" else ""
     if missing:
@@ -84,7 +84,7 @@ def check_target(op: str, target: Target, build: Build) -> None:
         )
 
 
-def _run(
+def run_steps(
     build: Build, steps: Sequence[Command], before: Sequence[ninja.Done],
     variant: Variant, target: Target, staging: Path,
 ) -> list[ninja.Done]:  # fmt: skip

@@ -30,7 +30,7 @@ _START = (  # sets sys.path by itself: `-I` keeps PYTHONPATH out, and the curren
     "import os, runpy, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep); "
     "runpy.run_module('jitkern.compilers.triton.worker', run_name='__main__', alter_sys=True)"
 )
-_workers = threading.local()
+workers = threading.local()
 
 
 def identity() -> dict[str, str]:
@@ -91,7 +91,7 @@ class TritonProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
-        self._process = self._child.process
+        self.process = self._child.process
 
     def usable(self, environment: dict[str, str], files: dict[str, str | None]) -> bool:
         """Whether the worker may build from these files in this environment (see `_state_of`).
@@ -100,16 +100,16 @@ class TritonProcess:
         started in the same environment, and have imported no other version of the files.
         """
         stale = any(self.imported.get(path, state) != state for path, state in files.items())
-        alive = self.owner == os.getpid() and self._process.poll() is None
+        alive = self.owner == os.getpid() and self.process.poll() is None
         return alive and self.environment == environment and not stale
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer to a request, or the status with which the process ended instead."""
-        assert self._process.stdin and self._process.stdout
+        assert self.process.stdin and self.process.stdout
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
         except BaseException:  # Ctrl-C: the answer would be taken for that of the next request
@@ -117,13 +117,13 @@ class TritonProcess:
             raise
         if not line.endswith("\n"):  # the worker died, maybe within its answer
             self.close()
-            return self._process.returncode
+            return self.process.returncode
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
         """End the process by closing its pipes."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 assert pipe
                 pipe.close()
@@ -152,14 +152,14 @@ def _ask(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
     files = _state_of(closure)
     for _ in range(2):
-        worker: TritonProcess | None = getattr(_workers, "worker", None)
+        worker: TritonProcess | None = getattr(workers, "worker", None)
         if worker is None or not worker.usable(environment, files):
-            worker = _workers.worker = TritonProcess(command, environment)
+            worker = workers.worker = TritonProcess(command, environment)
         worker.imported.update(files)
         answer = worker.ask(request)
         if isinstance(answer, dict):
             return answer
-        _workers.worker = None
+        workers.worker = None
         if answer != 0:  # 0: it was idle and ended just as we wrote, or had imported other states
             break
     raise CompileError(

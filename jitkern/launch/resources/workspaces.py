@@ -76,7 +76,7 @@ def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
         blocks = _blocks.setdefault((device.index, stream, graph, zeroed), [])
         if not blocks or blocks[-1].numel() < size:
             count = _grown(size, blocks[-1] if blocks else None)
-            blocks.append(_made(device, count, is_captured=bool(graph)))
+            blocks.append(new_memory(device, count, is_captured=bool(graph)))
         return blocks[-1]
 
 
@@ -92,7 +92,7 @@ def _grown(size: int, before: torch.Tensor | None) -> int:
     return max(_LEAST, size, 0 if before is None else 2 * before.numel())
 
 
-def _made(device: torch.device, size: int, *, is_captured: bool) -> torch.Tensor:
+def new_memory(device: torch.device, size: int, *, is_captured: bool) -> torch.Tensor:
     """Return zeroed memory outside of any graph and memory pool.
 
     A memory pool takes the allocations of a thread, as during the warm-up of a compiled graph, or

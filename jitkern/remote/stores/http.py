@@ -62,14 +62,14 @@ class HttpStore:
         self._path = parts.path.rstrip("/") + "/"
         self._timeout = settings.remote_timeout
         self._longest = max(settings.remote_timeout, settings.remote_budget)
-        self._headers = {"User-Agent": f"jitkern/{__version__}", "Accept-Encoding": "identity"}
+        self.headers = {"User-Agent": f"jitkern/{__version__}", "Accept-Encoding": "identity"}
         if secret := _secret(url):
-            self._headers["Authorization"] = secret
-        self._idle: list[http.client.HTTPConnection] = []
+            self.headers["Authorization"] = secret
+        self.idle: list[http.client.HTTPConnection] = []
         self._process = os.getpid()
 
     def __del__(self) -> None:
-        for connection in self.__dict__.get("_idle", ()):
+        for connection in self.__dict__.get("idle", ()):
             connection.close()
 
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
@@ -125,7 +125,7 @@ class HttpStore:
                 # An answer begins at once, but for a build, which ends before it is answered.
                 connection.sock.settimeout(self._timeout if verb == "GET" else self._longest)
                 with _ended_at(end, connection.sock):
-                    headers = {**self._headers, **headers}
+                    headers = {**self.headers, **headers}
                     connection.request(verb, self._prefix + path, body, headers)
                     with connection.getresponse() as answer:
                         began = True
@@ -136,8 +136,8 @@ class HttpStore:
                 if is_kept and not began and isinstance(e, (OSError, http.client.HTTPException)):
                     continue  # the server has closed it meanwhile
                 raise
-            if is_whole and len(self._idle) < MOST_KEPT:
-                self._idle.append(connection)
+            if is_whole and len(self.idle) < MOST_KEPT:
+                self.idle.append(connection)
             else:
                 connection.close()
             return answer.status, data, answer.headers
@@ -145,9 +145,9 @@ class HttpStore:
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return a connection that no other thread has, and whether it was used before."""
         if self._process != os.getpid():  # the connections are the parent's
-            self._process, self._idle = os.getpid(), []
+            self._process, self.idle = os.getpid(), []
         try:
-            return self._idle.pop(), True
+            return self.idle.pop(), True
         except IndexError:
             return self._connection(), False
 
@@ -168,7 +168,7 @@ class HttpStore:
             connection.set_tunnel(*self._at, proxied)
         else:
             self._prefix = f"http://{self._netloc}"
-            self._headers.update(proxied)
+            self.headers.update(proxied)
         return connection
 
 
