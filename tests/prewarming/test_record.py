@@ -218,7 +218,7 @@ def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
     path = tmp_path / "calls"
     good, bad = recorded_line("jitkern::vec_add", 2), recorded_line("jitkern::vec_add", 1)
     path.write_text(good + bad + re.sub(r'"args": .*', '"args": [3, 4]}', good))
-    arguments = ("prewarm", "--from", str(path), "--json")
+    arguments = ("prewarm", "--from", str(path), "--jobs", "1", "--json")
     report = json.loads(cli(*arguments)[1])
     assert [row["status"] for row in report["results"]] == ["failed"]
     code, out, _ = cli(*arguments, "--keep-going")
