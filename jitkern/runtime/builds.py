@@ -1,4 +1,4 @@
-"""Builds in the background of the calls that need them: of the launch runtime, and of gradients.
+"""Work in the background: builds of the launch runtime and of gradients, and a service's pushes.
 
 A builder is one thread that lives while there is work. The interpreter waits for this thread before
 it ends, so that a short process leaves something for the next, but no longer than `PATIENCE`.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from jitkern import cache_tools, remote
+from jitkern._fork import after_fork
 from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError
 from jitkern.remote.layout import machine_of
 from jitkern.remote.store import Store, Unavailable
+from jitkern.runtime.builds import WorkQueue
 
 REST = 5.0  # seconds after a build, in which others may end: each push writes an index
 LAST = 30.0  # seconds for the last push
@@ -21,49 +22,42 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """A thread that calls `push` with the machines that have new entries."""
+    """Calls `push` in the background with the machines that have new entries."""
 
     def __init__(self, push: Callable[[Sequence[str]], object], rest: float = REST) -> None:
         self._push = push
         self._rest = rest
-        self._machines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._context = contextvars.copy_context()  # the settings of who made this object
+        self._machines: set[str] = set()
+        self._lock = threading.Lock()
+        after_fork(self._lock)
         self._closing = threading.Event()
-        run = contextvars.copy_context().run  # with the settings of who made this object
-        self._thread = threading.Thread(target=run, args=(self._run,), name="jitkern push")
-        self._thread.daemon = True
-        self._thread.start()
+        self._queue = WorkQueue("jitkern push")
 
-    def note(self, machines: Sequence[str]) -> None:
-        """Have the entries of these machines pushed soon."""
-        for machine in machines:
-            self._machines.put(machine)
+    def note(self, machines: Iterable[str] = ()) -> None:
+        """Have the entries of these machines pushed soon, with what is left of failed pushes."""
+        with self._lock:
+            self._machines.update(machines)
+        self._queue.later(lambda: self._context.run(self._push_all))
 
     def close(self) -> None:
         """Push what is left."""
         self._closing.set()
-        self._machines.put("")
-        self._thread.join(LAST)
+        self.note()
+        self._queue.settle(LAST)
 
-    def _run(self) -> None:
-        left: set[str] = set()
-        last = False
-        while not last:
-            left.add(self._machines.get())
+    def _push_all(self) -> None:
+        if self._machines:
             self._closing.wait(self._rest)
-            while not self._machines.empty():
-                left.add(self._machines.get())
-            last = "" in left  # behind all others: whoever closes while this pushes is heard
-            left.discard("")
-            if left and self._is_pushed(sorted(left)):
-                left.clear()
-
-    def _is_pushed(self, machines: Sequence[str]) -> bool:
+        with self._lock:
+            machines, self._machines = self._machines, set()
         try:
-            self._push(machines)
+            if machines:
+                self._push(sorted(machines))
         except (JitkernError, Unavailable, OSError) as e:
             _log.warning("what was built is not pushed, and will be with the next build: %s", e)
-            return False
-        return True
+            with self._lock:
+                self._machines |= machines
 
 
 def pusher(
