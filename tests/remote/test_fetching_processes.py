@@ -74,7 +74,7 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
         found, stderr = machine.run(
             "import json, torch, jitkern.ops\n"
             f"from jitkern.runtime import specializer, programs\n{PATIENT}"
-            "linker.trace = None  # would be an error\n"
+            "specializer.trace = None  # would be an error\n"
             "x = torch.ones(4)\n"
             "jitkern.ops.vec_add(x, x); specializer.settle()\n"
             "before = sum(s.misses for s in programs.SLOTS)\n"
@@ -195,7 +195,7 @@ def test_a_process_asks_a_store_that_is_down_for_one_miss_alone(tmp_path):
         "for dtype in (torch.float32, torch.float64, torch.float16):\n"
         "    x = torch.ones(4, dtype=dtype)\n"
         "    assert torch.equal(jitkern.ops.vec_add(x, x), x + x)\n"
-        "linker.settle()\n"
+        "specializer.settle()\n"
         "print(json.dumps([jitkern.stats()['compiles'], len(asked)]))\n"
     )
     found, stderr = machine.run(code)

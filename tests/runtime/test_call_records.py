@@ -223,7 +223,7 @@ def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_where_a_name_means_another_function_records_differ(run_python, tmp_path):
     package = rounding_package(tmp_path)
-    code = package + "y = rounds.op(torch.zeros(1), 2.5)\nlinker.settle()\nprint(y.item())"
+    code = package + "y = rounds.op(torch.zeros(1), 2.5)\nspecializer.settle()\nprint(y.item())"
     for rounding, expected in (("floor", "2.0"), ("ceil", "3.0"), ("floor", "2.0")):
         for _ in range(2):
             done = run_python(code, ROUNDING=rounding)

@@ -117,7 +117,7 @@ def test_another_process_compiles_nothing(run_python):
     text = (
         "import json, torch, jitkern, jitkern_norms\nfrom jitkern.runtime import specializer\n"
         "x, w = torch.randn(4, 8), torch.randn(8)\n"
-        "jitkern_norms.whole(x, 2.0, w, 1e-6, w)\nlinker.settle()\nprint(json.dumps(jitkern.stats()))"
+        "jitkern_norms.whole(x, 2.0, w, 1e-6, w)\nspecializer.settle()\nprint(json.dumps(jitkern.stats()))"
     )
     runs = [run_python(text, PYTHONPATH=str(HERE), JITKERN_COMPILE=mode) for mode in ("", "never")]
     assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
