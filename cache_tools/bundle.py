@@ -116,7 +116,7 @@ T = TypeVar("T")
 
 
 def fitting(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries whose files have names that fit into a bundle; warn of each other one.
+    """Return the entries whose files have names that fit into a bundle; warn about the others.
 
     Caches may hold longer names: those of an early jitkern, which no lookup asks for any more, and
     those for a target with a very long version of Torch, which serve in their own cache alone.

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(e: BaseException) -> int:
-    """Print an error, and return the exit code for it. Raises errors that are faults of ours."""
+    """Print an error, and return the exit code for it. Raises errors of jitkern itself."""
     if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -85,7 +85,7 @@ def _report(e: BaseException) -> int:
 
 
 def _is_of_torch(e: BaseException) -> bool:
-    """Whether an import of Torch failed: there is none, or one of its libraries is missing."""
+    """Return whether an import of Torch failed: it or one of its libraries is missing."""
     frames = [frame for frame, _ in traceback.walk_tb(e.__traceback__)]
     bodies = {f.f_globals["__name__"] for f in frames if f.f_code.co_name == "<module>"}
     return getattr(e, "name", "") == "torch" or "torch" in bodies

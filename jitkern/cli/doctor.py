@@ -325,7 +325,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _variables() -> list[Check]:
-    """Return a failed check for each environment variable that looks like a setting and is none."""
+    """Return a failed check for each environment variable that looks like a setting."""
     settings = config.current()
     variables = {setting.variable for setting in config.SETTINGS}
     checks = []

@@ -207,12 +207,12 @@ def bandwidth(device: torch.device) -> Bandwidth:
 
 
 def _usual(samples: list[float], device: torch.device) -> float:
-    """Return the median, or for the CPU, whose bandwidth other processes take, the least."""
+    """Return the median on a GPU; on a CPU, where other processes interfere, the minimum."""
     return statistics.median(samples) if device.type == "cuda" else min(samples)
 
 
 def launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
-    """Return a launch of a kernel of `ceilings.cu`, a block of which takes this many vectors."""
+    """Return a launch of a kernel of `ceilings.cu`, with so many vectors a block."""
     count = x.nbytes // 16
     keywords = {"grid": -(-count // vectors), "block": 256}
     runner = _ceilings().runner(SOURCE, x.device)

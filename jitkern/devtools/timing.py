@@ -36,7 +36,7 @@ def rotation(args: Sequence[Any], device: torch.device) -> int:
 
 
 def past_caches(device: torch.device) -> int:
-    """Return a number of bytes of which nothing is left in the caches once all were read."""
+    """Return the size in bytes of a buffer that flushes the caches."""
     if device.type != "cuda":
         return CPU_BYTES
     return _L2_SIZES * int(torch.cuda.get_device_properties(device).L2_cache_size)

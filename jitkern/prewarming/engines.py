@@ -159,7 +159,7 @@ def _imported(module: str, package: str) -> Any:
 
 
 class Processes(ThreadPoolExecutor):
-    """Processes of this machine, each of which is replaced when it dies, with its task again."""
+    """A local pool of processes that restarts dead workers and retries their tasks."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, thread_name_prefix="jitkern prewarm")

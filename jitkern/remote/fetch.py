@@ -123,7 +123,7 @@ class _Read(NamedTuple):
 
 
 class Remote:
-    """A remote in this process: what it has said, and whether it is asked."""
+    """What this process knows of a remote: its indexes, its failures, and the circuit breaker."""
 
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)

@@ -85,6 +85,6 @@ def cache_control(name: str) -> str:
 
 
 def entry_of(target: str, name: str) -> str:
-    """Return the name of the bundle of one entry. Raises ValueError for what is no entry."""
+    """Return the name of the bundle of one entry. Raises ValueError for invalid names."""
     check_place(target, name)
     return f"{ENTRIES}/{target}/{name}.tar"

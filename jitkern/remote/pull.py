@@ -76,7 +76,7 @@ def pull(
 def _objects(
     store: Readable, machines: Iterable[str], packages: Collection[str]
 ) -> Iterator[tuple[str, Bundle]]:
-    """Yield the name of each bundle that is wanted with the bundle, and those of entries alone."""
+    """Yield each wanted bundle with its name, then the entries that are objects of their own."""
     wanted = dict.fromkeys(machines, packages)
     for machine in [*wanted]:  # their launch records need the runtime, which lies under the host
         wanted.setdefault(layout.host_of(machine), (layout.RUNTIME_PACKAGE,))

@@ -111,7 +111,7 @@ class BuildQueue:
         self.close()
 
     def close(self) -> None:
-        """End the workers, none of which has a task."""
+        """End the workers, once no build runs."""
         for worker in self.workers:
             worker.stop(at_once=False)
             worker.ended()

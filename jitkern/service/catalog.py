@@ -97,7 +97,7 @@ class Catalog:
         after_fork(self._packing)
 
     def index(self, machine: str) -> bytes | None:
-        """Return the index of a machine, or None for what is no machine."""
+        """Return the index of a machine, or None for an invalid name of a machine."""
         if _machine_of(machine) != machine:
             return None
         known = self.known.get(machine)
@@ -151,7 +151,7 @@ class Catalog:
             signing.sign_missing(self._cache, entries, self._key)
 
     def _renewed(self, machine: str) -> bytes:
-        """Return the index of a machine, made anew if its entries are not those of the last."""
+        """Return the index of a machine, made anew if entries have come or gone."""
         started = time.monotonic()
         found = self._cache.places(lambda target, _: _machine_of(target) == machine)
         places: dict[tuple[str, str], tuple[Layer, Path]] = {}

@@ -149,7 +149,7 @@ class Server(ThreadingHTTPServer):
                 self._answering.discard(connection)
 
     def handle_error(self, _: Any, client_address: Any) -> None:
-        """Tell of an error of ours; a client that is gone is none."""
+        """Log an error of this server; ignore a client that has disconnected."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             _log.error("a request of %s failed", client_address, exc_info=error)
