@@ -10,9 +10,15 @@ if TYPE_CHECKING:
     from jitkern.composition import (
         arrange as arrange,
         backward as backward,
+        definition as definition,
         derivative as derivative,
         expression as expression,
+        formula as formula,
+        function as function,
         functions as functions,
+        fused as fused,
+        helpers as helpers,
+        kernel_texts as kernel_texts,
         launch as launch,
         pointwise as pointwise,
         promotion as promotion,
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
         registration as registration,
         symbol as symbol,
         table as table,
-        text as text,
+        triton_functions as triton_functions,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -5,24 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from jitkern.composition.derivative import differentiable, gradients
-from jitkern.composition.expression import (
-    CONST,
-    INPUT,
-    FormulaParameter,
-    Node,
-    inputs_of,
-    node,
-    replaced,
-)
+from jitkern.composition.definition import Definition, FormulaParameter, unused
+from jitkern.composition.derivative import gradients
+from jitkern.composition.expression import CONST, INPUT, Node, inputs_of, node, replaced
 from jitkern.named_tuple import NamedTuple
 
-if TYPE_CHECKING:
-    from jitkern.composition.pointwise import Pointwise
+F = TypeVar("F", bound=Definition)
 
 
 class _Steps(NamedTuple):
@@ -36,26 +28,24 @@ class _Steps(NamedTuple):
 
     passed: dict[int, str]
     zeros: list[int]
-    function: Pointwise | None
+    function: Definition | None
     computed: tuple[int, ...]
     inputs: list[str]
 
 
-class Backward:
+class Backward(Generic[F]):
     """The gradients of a function by its arguments.
 
     As expressions they have other inputs than the function: the gradients of its outputs, then its
     arguments. `names` are those of these inputs for the backward of an op.
     """
 
-    def __init__(self, function: Pointwise) -> None:
+    def __init__(self, function: F) -> None:
         self._function = function
         self._outputs = tuple(range(len(function.outputs)))
-        self._differentiable = [i for i, d in enumerate(differentiable(function.outputs)) if d]
-        self._made: dict[Any, Pointwise] = {}
+        self._made: dict[Any, F] = {}
         self._kept: dict[Any, _Steps] = {}
-        self._results, self.names = _results_of(function)
-        self.names += arguments_of(function)
+        self.names = [*function.gradient_names, *function.argument_names]
         kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
         self._one_shape = len(kinds) == 1  # of all outputs, whatever the shapes of the arguments
 
@@ -82,14 +72,15 @@ class Backward:
         )
         return {i: one for i, one in zip(wanted, found) if one is not None}
 
-    def function_of(self, found: Mapping[int, Node], outputs: Sequence[int] = ()) -> Pointwise:
+    def function_of(self, found: Mapping[int, Node], outputs: Sequence[int] = ()) -> F:
         """Return the function of these gradients of some outputs (by default all)."""
         key = tuple(found), tuple(outputs or self._outputs)
         if key not in self._made:
             function, count = self._function, len(self._outputs)
             taken = {parameter.name for parameter in function.parameters}
-            arguments = arguments_of(function)
-            seeds = [FormulaParameter(_unused(f"d_{r}", taken), "tensor") for r in self._results]
+            seeds = [
+                FormulaParameter(unused(f"d_{r}", taken), "tensor") for r in function.result_names
+            ]
             every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
             used = sorted({i for one in found.values() for i in inputs_of(one)})
             new = {i: node(INPUT, value=(at, every[i].kind)) for at, i in enumerate(used)}
@@ -98,7 +89,7 @@ class Backward:
                 replaced([*found.values()], new),
                 [every[i] for i in used],
                 eager=False,
-                results=[f"d_{arguments[i]}" for i in found],
+                results=[f"d_{function.argument_names[i]}" for i in found],
                 likes=[used.index(count + i) if count + i in used else -1 for i in found],
             )
         return self._made[key]
@@ -106,10 +97,10 @@ class Backward:
     @property
     def nondifferentiable(self) -> tuple[str, ...]:
         """The names of the results that depend on no tensor by way of derivatives."""
-        names = enumerate(self._results)
-        return tuple(name for i, name in names if i not in self._differentiable)
+        names = zip(self._function.result_names, self._function.differentiable)
+        return tuple(name for name, has_one in names if not has_one)
 
-    def functions(self) -> list[Pointwise]:
+    def functions(self) -> list[F]:
         """Return the functions that the backward calls for all gradients: one or none."""
         found = _computed(self.expressions())
         return [self.function_of(found)] if found else []
@@ -119,7 +110,8 @@ class Backward:
         """The backward of the op, see `jitkern.op.gradient.Gradient`."""
         count, tensors = len(self._outputs), self._function.tensors
         used = {i for one in self.expressions().values() for i in inputs_of(one)}
-        used |= {*self._differentiable}  # a gradient of zeros has the shape of one of these
+        # A gradient of zeros has the shape of one of these.
+        used |= {i for i, has_one in enumerate(self._function.differentiable) if has_one}
         if not self._one_shape:
             used |= {count + i for i in tensors}
         asked = [*(self.names[i] for i in sorted(used)), "needs"]
@@ -187,42 +179,6 @@ class Backward:
         return self._kept[key]
 
 
-def arguments_of(function: Pointwise) -> list[str]:
-    """Return the names that the parameters of a function have in the schema of its op.
-
-    They are ASCII, and none that a backward uses for something else, see
-    `jitkern.op.gradient.Gradient`.
-    """
-    results, gradients = _results_of(function)
-    names = [parameter.name for parameter in function.parameters]
-    taken = {"needs", *results, *gradients}
-    taken.add("NoneType")  # a word of schemas
-    free = {name for name in names if name.isascii()} - taken  # these keep their names
-    return [
-        name if name in free else _unused(f"{name}_" if name.isascii() else f"x{i}", taken | free)
-        for i, name in enumerate(names)
-    ]
-
-
-def _results_of(function: Pointwise) -> tuple[list[str], list[str]]:
-    """Return the names of the results of an op, and those of their gradients."""
-    if len(function.results) == 1:
-        return [function.results[0] or "out"], ["grad"]
-    results = [name or f"out{i}" for i, name in enumerate(function.results)]
-    gradients = [f"grad_{name}" for name in results]
-    own = [i for i, has_one in enumerate(differentiable(function.outputs)) if has_one]
-    if len(own) == 1:
-        gradients[own[0]] = "grad"
-    return results, gradients
-
-
 def _computed(found: Mapping[int, Node]) -> dict[int, Node]:
     """Return the gradients that a kernel must compute."""
     return {i: one for i, one in found.items() if one.op not in (INPUT, CONST)}
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

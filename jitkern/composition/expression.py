@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitkern.named_tuple import NamedTuple
-
 INPUT, CONST, TO = "input", "const", "to"  # the operations that are no rows of the table
 KINDS = ("tensor", "float", "int", "bool")  # of inputs
 FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point numbers
-REQUIRED: Any = inspect.Parameter.empty  # in place of a default, for none
-
-
-class FormulaParameter(NamedTuple):
-    """A parameter of a pointwise function; its kind is one of `KINDS`."""
-
-    name: str
-    kind: str
-    default: Any = None  # no default
-
-    @property
-    def named(self) -> tuple[str, Any]:
-        """The name and the default, as `bound` takes them."""
-        return self.name, REQUIRED if self.default is None else self.default
 
 
 class Node:
@@ -69,25 +52,6 @@ def plain(value: Any, *, operand: bool = False) -> Any:
 def const(value: float) -> Node:
     """Return the node of a Python number."""
     return node(CONST, value=value)
-
-
-def bound(
-    name: str, parameters: Sequence[tuple[str, Any]], args: Sequence[Any], named: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Return the arguments of a function in order, with defaults.
-
-    parameters: their names and defaults; REQUIRED for none. Raises TypeError as a call does.
-    """
-    values, more = [*args], {**named}
-    for parameter, default in parameters[len(args) :]:
-        values.append(more.pop(parameter, default))
-        if values[-1] is REQUIRED:
-            raise TypeError(f"{name}() misses the argument `{parameter}`")
-    if more or len(values) > len(parameters):
-        known = ", ".join(parameter for parameter, _ in parameters)
-        by_name = f" and {', '.join(f'`{word}`' for word in more)} by name" if more else ""
-        raise TypeError(f"{name}() takes ({known}), got {len(args)} by position{by_name}")
-    return tuple(values)
 
 
 def ordered(outputs: Iterable[Node]) -> list[Node]:

@@ -20,42 +20,33 @@ from jitkern.composition.arrange import (
     shape_of,
     steps_of,
 )
-from jitkern.composition.promotion import check, computed_in, kinds_of, promoted
-from jitkern.named_tuple import NamedTuple
+from jitkern.composition.definition import Definition
+from jitkern.composition.expression import inputs_of, ordered
+from jitkern.composition.formula import Formula
+from jitkern.composition.promotion import (
+    check,
+    checks_of,
+    computed_in,
+    kinds_of,
+    program_of,
+    promoted,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 BLOCK = 128  # threads
 BITS = 62  # of `INNER`
 
 
-class Plan(NamedTuple):
-    """All that a launch function knows of its op.
+def launchers(
+    function: Definition, own: Formula
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Return the launch functions for CUDA and for the CPU, and the fake.
 
-    names: of the arguments. defaults: of the last arguments. tensors: the positions of those that
-    are tensors. program: see `promotion`. outputs: for each, its step of the program, the positions
-    of the tensors that it depends on, and that of the argument that gives its dtype, or -1.
-    types: template parameters, see `Formula.types`. templates: the names of those for the dtypes of
-    the outputs, then of the tensors. fast: whether the kernels for CUDA take FAST. checks: see
-    `promotion.checks_of`.
+    own: the formula of the function for CUDA.
     """
-
-    name: str
-    names: tuple[str, ...]
-    defaults: tuple[Any, ...]
-    tensors: tuple[int, ...]
-    program: tuple[Any, ...]
-    outputs: tuple[tuple[int, tuple[int, ...], int], ...]
-    types: tuple[tuple[str, tuple[int, ...], str], ...]
-    templates: tuple[str, ...]
-    fast: bool
-    checks: tuple[tuple[str, int, int, Any], ...]
-
-
-def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Return the launch functions for CUDA and for the CPU, and the fake."""
-    name, names, defaults, positions = plan.name, plan.names, plan.defaults, plan.tensors
-    program, outputs, types = plan.program, plan.outputs, plan.types
-    templates, fast, checks = plan.templates, plan.fast, plan.checks
+    name, fast, checks = own.name, own.fast, checks_of(function.outputs)
+    names, defaults, positions = tuple(function.argument_names), function.defaults, function.tensors
+    program, outputs, types, templates = typing_of(function, own)
 
     def cuda(k: Any, *args: Any, **named: Any) -> Any:
         values = completed(names, defaults, args, named)
@@ -117,6 +108,24 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         return returned(walked[1])
 
     return cuda, cpu, fake
+
+
+def typing_of(function: Definition, own: Formula) -> tuple[Any, Any, Any, Any]:
+    """Return what `types_of` asks for: the program, the outputs, the types and the templates.
+
+    outputs: for each, its step of the program, the positions of the tensors that it depends on, and
+    that of the argument that gives its dtype, or -1. types: template parameters, see
+    `Formula.types`. templates: the names of those for the dtypes of the outputs, then of the
+    tensors.
+    """
+    steps = ordered(function.outputs)
+    outputs = tuple(
+        (steps.index(one), tuple(i for i in inputs_of(one) if i in function.tensors), like)
+        for one, like in zip(function.outputs, function.likes)
+    )
+    tensors = [own.inputs[i] for i in function.tensors]
+    templates = tuple(f"T_{name}" for name in (*own.outputs, *tensors))
+    return program_of(function.outputs), outputs, own.types, templates
 
 
 def completed(

@@ -8,36 +8,35 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature
 from jitkern.composition import launch
-from jitkern.composition.backward import arguments_of
-from jitkern.composition.expression import inputs_of, ordered
-from jitkern.composition.promotion import checks_of, kinds_of, program_of
+from jitkern.composition.backward import Backward
+from jitkern.composition.definition import Definition, in_ascii
+from jitkern.composition.formula import CPP, CUDA, Formula, formula_of
+from jitkern.composition.kernel_texts import cpp_text, cuda_text
+from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
-from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of, in_ascii
-from jitkern.composition.text.kernels import cpp_text, cuda_text
 from jitkern.declare import MAX_NAME, registered
 from jitkern.op.all_ops import ANNOUNCED, OPS
 from jitkern.op.op import Declaration, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
 
-if TYPE_CHECKING:
-    from jitkern.composition.kernels.fused import Fused
-    from jitkern.composition.pointwise import Pointwise
-
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
-_alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()  # pointwise functions, and kernels with some
 _declaring = threading.RLock()
 after_fork(_declaring)
 
 
-def announce(function: Pointwise | Fused) -> None:
-    """Let `prewarm`, `list`, `check` and `discover` find a function that a module gives a name."""
+def announce(function: Any) -> None:
+    """Let `prewarm`, `list`, `check` and `discover` find a function that a module gives a name.
+
+    function: has a `module`, an `op`, and `gradients()` like itself.
+    """
     _alive.add(function)
     ANNOUNCED.setdefault(__name__, declare_named)
 
@@ -58,11 +57,6 @@ def namespace_of(module: str) -> str:
     return package if package.isascii() and package.isidentifier() else "pointwise"
 
 
-def name_of(function: Pointwise) -> str:
-    """Return the qualified name of the op of a function."""
-    return qualified(function.module, function.name, function.identity)
-
-
 def qualified(module: str, name: str, identity: Any) -> str:
     """Return the qualified name of an op that a module declares, with a digest of its identity."""
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
@@ -71,10 +65,10 @@ def qualified(module: str, name: str, identity: Any) -> str:
     return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
-def declared(function: Pointwise) -> Op:
+def declared(function: Definition, gradient: Backward[Any], cost: Callable[..., Any]) -> Op:
     """Return the op of a function, declared now if it was not before."""
-    name = name_of(function)
-    return once(name, lambda: _declared(name, function))
+    name = qualified(function.module, function.name, function.identity)
+    return once(name, lambda: _declared(name, function, gradient, cost))
 
 
 def once(
@@ -86,9 +80,10 @@ def once(
         return op if op and is_current(op) else declare()
 
 
-def _declared(name: str, function: Pointwise) -> Op:
-    plan = plan_of(function)
-    cuda, cpu, fake = launch.launchers(plan)
+def _declared(
+    name: str, function: Definition, gradient: Backward[Any], cost: Callable[..., Any]
+) -> Op:
+    cuda, cpu, fake = launch.launchers(function, formula(function, "cuda"))
     separate = ("-fmad=false",) if function.eager else ()
     sources: dict[str, Source] = {
         "cuda": Cuda(text=text_of(function, "cuda"), flags=separate),
@@ -100,25 +95,25 @@ def _declared(name: str, function: Pointwise) -> Op:
     likes, folder = function.likes, str(Path(function.place[0]).absolute().parent)
     declaration = Declaration(
         {device: (source.placed(folder, function.place),) for device, source in sources.items()},
-        fusible=True, nondifferentiable=function.gradient.nondifferentiable,
+        fusible=True, nondifferentiable=gradient.nondifferentiable,
         module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
         launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
         reference=function.function if function.eager and function.function
-        else reference_of(function.outputs, plan.program, likes),
-        samples=function.samples or default_samples(function), cost=function.cost,
+        else reference_of(function.outputs, program_of(function.outputs), likes),
+        samples=function.samples or default_samples(function), cost=cost,
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
-    if function.gradient.expressions():
-        op.backward(function.gradient.of_op)
+    if gradient.expressions():
+        op.backward(gradient.of_op)
     return op
 
 
-def schema_of(function: Pointwise) -> str:
+def schema_of(function: Definition) -> str:
     """Return the schema of the op of a function, without its name."""
     kinds = {"tensor": "Tensor"}
     parameters = []
     least = function.least
-    for i, (parameter, name) in enumerate(zip(function.parameters, arguments_of(function))):
+    for i, (parameter, name) in enumerate(zip(function.parameters, function.argument_names)):
         default = f"={parameter.default!r}" if i >= least else ""
         parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {name}{default}")
     named = [f"Tensor {name}" if name else "Tensor" for name in function.results]
@@ -126,7 +121,7 @@ def schema_of(function: Pointwise) -> str:
     return f"({', '.join(parameters)}) -> {returns}"
 
 
-def formula(function: Pointwise, device: str) -> Formula:
+def formula(function: Definition, device: str) -> Formula:
     """Return the function in C++ of the expressions, for the language of a device.
 
     Numbers make the names unlike each other, and unlike keywords and macros of any compiler.
@@ -139,7 +134,7 @@ def formula(function: Pointwise, device: str) -> Formula:
     )
 
 
-def text_of(function: Pointwise, device: str) -> str:
+def text_of(function: Definition, device: str) -> str:
     """Return the text of the kernels for a device."""
     own = formula(function, device)
     numbers = [
@@ -150,29 +145,7 @@ def text_of(function: Pointwise, device: str) -> str:
     return (cuda_text if device == "cuda" else cpp_text)(own, numbers)
 
 
-def plan_of(function: Pointwise) -> launch.Plan:
-    """Return what the launch functions know of a function."""
-    own, parameters = formula(function, "cuda"), function.parameters
-    tensors = tuple(i for i, parameter in enumerate(parameters) if parameter.kind == "tensor")
-    steps = ordered(function.outputs)
-    return launch.Plan(
-        own.name,
-        tuple(arguments_of(function)),
-        tuple(parameter.default for parameter in parameters[function.least :]),
-        tensors,
-        program_of(function.outputs),
-        tuple(
-            (steps.index(one), tuple(i for i in inputs_of(one) if i in tensors), like)
-            for one, like in zip(function.outputs, function.likes)
-        ),
-        own.types,
-        tuple(f"T_{name}" for name in (*own.outputs, *(own.inputs[i] for i in tensors))),
-        own.fast,
-        checks_of(function.outputs),
-    )
-
-
-def default_samples(function: Pointwise) -> Any:
+def default_samples(function: Definition) -> Any:
     """Return samples of each dtype, for vectors and for tensors that no vector fits."""
 
     def values(dtype: torch.dtype, skipped: int, device: str) -> Iterator[Any]:
@@ -198,12 +171,11 @@ def default_samples(function: Pointwise) -> Any:
     return samples
 
 
-def template_of(function: Pointwise, dtypes: Sequence[torch.dtype]) -> dict[str, torch.dtype]:
+def template_of(function: Definition, dtypes: Sequence[torch.dtype]) -> dict[str, torch.dtype]:
     """Return the template arguments for dtypes of a call with tensors of these dtypes."""
     given = iter(dtypes)
     values = [
         torch.empty(1, dtype=next(given), device="meta") if p.kind == "tensor" else 0
         for p in function.parameters
     ]
-    plan = plan_of(function)
-    return launch.types_of(plan.program, plan.outputs, plan.types, plan.templates, values)[0]
+    return launch.types_of(*launch.typing_of(function, formula(function, "cuda")), values)[0]

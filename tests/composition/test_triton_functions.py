@@ -9,7 +9,7 @@ import jitkern_chains  # noqa: E402
 from helpers import H100, kernels, last_json  # noqa: E402
 
 from jitkern import compose  # noqa: E402
-from jitkern.composition.kernels.triton_functions import chain  # noqa: E402
+from jitkern.composition.triton_functions import chain  # noqa: E402
 from jitkern.errors import DeclarationError  # noqa: E402
 
 

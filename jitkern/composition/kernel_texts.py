@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition.arrange import MAX_RANK
+from jitkern.composition.formula import Formula
+from jitkern.composition.helpers import helpers_for
 from jitkern.composition.launch import BITS, BLOCK
-from jitkern.composition.text.formula import Formula
-from jitkern.composition.text.helpers import helpers_for
 
 _DIMS = range(MAX_RANK)
 _NUMBERS = {"float": "double", "int": "i64", "bool": "bool"}

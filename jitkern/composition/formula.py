@@ -125,11 +125,6 @@ def formula_of(
     )  # fmt: skip
 
 
-def in_ascii(name: str) -> str:
-    """Return a name that C++ and Torch take for a formula, a parameter or a result."""
-    return name if name.isascii() else "formula"
-
-
 class _Writer:
     """The statements of a formula. steps: its nodes, operands first."""
 

@@ -18,13 +18,18 @@ import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
-from jitkern.composition.backward import arguments_of
-from jitkern.composition.expression import REQUIRED, FormulaParameter, bound
+from jitkern.composition.definition import (
+    REQUIRED,
+    FormulaParameter,
+    bound,
+    in_ascii,
+    numbered,
+)
+from jitkern.composition.formula import CPP, CUDA, Language, formula_of
+from jitkern.composition.function import ElementFunction, Place, place_of
+from jitkern.composition.helpers import helpers_for
 from jitkern.composition.launch import HALVES
-from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
-from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of, in_ascii
-from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuning
@@ -64,8 +69,8 @@ class Fused:
     """
 
     def __init__(
-        self, op: Op, before: Pointwise | None, after: Pointwise | None,
-        place: tuple[str, str, int],
+        self, op: Op, before: ElementFunction | None, after: ElementFunction | None,
+        place: Place,
     ) -> None:  # fmt: skip
         self.base, self.before, self.after = op, before, after
         self.module, *self._place = place
@@ -88,7 +93,7 @@ class Fused:
         return self.op(*args)
 
     def _is_declared(self) -> bool:
-        """Declare the op while Dynamo traces a call, as `Pointwise._is_declared` does."""
+        """Declare the op while Dynamo traces a call, as `ElementFunction._is_declared` does."""
         return self.op is not None
 
     _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -97,8 +102,8 @@ class Fused:
         parts = [part for part in (self.before, self.base, self.after) if part]
         return f"<{' >> '.join(part.name for part in parts)}>"
 
-    def __rshift__(self, then: Pointwise) -> Fused:
-        if not isinstance(then, Pointwise):
+    def __rshift__(self, then: ElementFunction) -> Fused:
+        if not isinstance(then, ElementFunction):
             return NotImplemented
         return joined(self, then, place_of(sys._getframe(1)))
 
@@ -118,7 +123,7 @@ class Fused:
         made_of, base = op.execution, self.base
         return made_of[0] is base.declaration and made_of[1] is base.gradient
 
-    def gradients(self) -> list[Pointwise]:
+    def gradients(self) -> list[ElementFunction]:
         """Return the functions that the backward calls, beside the op itself and its backward."""
         return [g for part in (self.before, self.after) if part for g in part.gradients()]
 
@@ -163,7 +168,7 @@ class Fused:
         first, end = len(self._before), len(self.arguments) - len(self._after)
         return [*values[:first]], [*values[first:end]], [*values[end:]]
 
-    def _functions(self) -> list[tuple[str, Pointwise]]:
+    def _functions(self) -> list[tuple[str, ElementFunction]]:
         """Return the macros of the headers to generate, with their functions."""
         every = (("PROLOGUE", self.before), ("EPILOGUE", self.after))
         return [(macro, function) for macro, function in every if function]
@@ -332,24 +337,24 @@ class Fused:
         return backward
 
 
-def _named(function: Pointwise | None) -> list[tuple[str, FormulaParameter]]:
+def _named(function: ElementFunction | None) -> list[tuple[str, FormulaParameter]]:
     """Return the parameters of a function, with their names in a schema."""
-    return list(zip(arguments_of(function), function.parameters)) if function else []
+    return list(zip(function.argument_names, function.parameters)) if function else []
 
 
-def joined(first: Any, then: Any, place: tuple[str, str, int]) -> Fused:
+def joined(first: Any, then: Any, place: Place) -> Fused:
     """Return `first >> then`, of an op or a `Fused` and a pointwise function. Raises TypeError."""
-    if isinstance(first, Pointwise) == isinstance(then, Pointwise):
+    if isinstance(first, ElementFunction) == isinstance(then, ElementFunction):
         raise TypeError(f"{first!r} >> {then!r}: one of them must be a pointwise function")
-    kernel = then if isinstance(first, Pointwise) else first
+    kernel = then if isinstance(first, ElementFunction) else first
     base, before, after = (
         (kernel.base, kernel.before, kernel.after)
         if isinstance(kernel, Fused) else (kernel, None, None)
     )  # fmt: skip
     if kernel is first:
-        after = composed(after, then, place) if after else then
+        after = after.followed_by(then, place) if after else then
     else:
-        before = composed(first, before, place) if before else first
+        before = first.followed_by(before, place) if before else first
     return Fused(base, before, after, place)
 
 
@@ -405,7 +410,7 @@ def _walked(like: Any, value: Any) -> tuple[Any, Any, Any]:
 
 
 def _pulled_back(
-    function: Pointwise, grad: Any, values: Sequence[Any], needs: Sequence[bool]
+    function: ElementFunction, grad: Any, values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Any, ...]:
     """Return the gradients of a function's tensors, from that of its result."""
     own = function.gradient
@@ -417,7 +422,7 @@ def _pulled_back(
     )
 
 
-def _header(macro: str, function: Pointwise, language: Language) -> str:
+def _header(macro: str, function: ElementFunction, language: Language) -> str:
     """Return the header that defines the macros for a function."""
     which = macro.lower()
     inputs = [f"in{i}" for i in range(len(function.parameters))]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers import H100, kernels, last_json, needs_nvrtc
 
 import jitkern
-from jitkern.composition.kernels.fused import Fused
+from jitkern.composition.fused import Fused
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import ops_named

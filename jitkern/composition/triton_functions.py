@@ -19,7 +19,7 @@ import torch
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.arrange import all_contiguous, shape_of
-from jitkern.composition.pointwise import numbered
+from jitkern.composition.definition import numbered
 from jitkern.composition.promotion import promoted
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError

@@ -1,0 +1,264 @@
+"""A pointwise function: the op that it is, its gradient, and its calls."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.composition import expression, registration
+from jitkern.composition.backward import Backward
+from jitkern.composition.definition import Definition, FormulaParameter, bound, numbered
+from jitkern.composition.expression import CONST, INPUT, node, plain, replaced
+from jitkern.composition.reference import evaluated
+from jitkern.errors import DeclarationError
+from jitkern.op.op import Op
+from jitkern.source.dtypes import DTYPES, codes_of_torch
+
+KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_KNOWN = _TENSORS.union(KINDS)
+_is_compiling = torch.compiler.is_compiling
+Place = tuple[str, str, int]  # the module, the file and the line
+
+
+class ElementFunction(Definition):
+    """A function of single elements: called with tensors, it is one kernel.
+
+    It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
+    float64) and rounds once.
+    """
+
+    def __init__(self, name: str, *formula: Any, **rest: Any) -> None:
+        super().__init__(name, *formula, **rest)
+        self._op: Op | None = None
+        self._derived: dict[Any, ElementFunction] = {}
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = self.module
+        self.__doc__ = inspect.getdoc(self.function) if self.function else None
+
+    @property
+    def op(self) -> Op:
+        """The registered op, which is declared when it is first asked for."""
+        if self._op is None:
+            self._op = registration.declared(self, self.gradient, self.cost)
+        return self._op
+
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        if named or len(args) < self.least:
+            args = self._bound(args, named)
+        if _is_compiling():
+            return self._traced(args)
+        if not _TENSORS.issuperset(map(type, args)):
+            if not _KNOWN.issuperset(map(type, args)):
+                args = tuple(plain(arg, operand=i in self.tensors) for i, arg in enumerate(args))
+            if self._misplaced(args):
+                return self._of_numbers(args)(*args)
+        return (self._op or self.op)(*args)
+
+    def _misplaced(self, args: Sequence[Any]) -> bool:
+        """Whether a number stands where the function has a tensor."""
+        return any(i < len(args) and type(args[i]) in KINDS for i in self.tensors)
+
+    def _traced(self, args: Sequence[Any]) -> Any:
+        """Do what a call does, in steps that Dynamo can follow."""
+        for i in self.tensors:
+            if i < len(args) and type(args[i]) in KINDS:
+                return self._of_numbers(args)(*args)
+        assert self._is_declared()
+        return self._op.overload(*args)  # type: ignore[union-attr]
+
+    def _is_declared(self) -> bool:
+        """Declare the op while Dynamo traces a call: it runs this as it stands, for a constant."""
+        return self.op is not None
+
+    _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        names = [parameter.name for parameter in self.parameters]
+        return f"<pointwise {self.name}({', '.join(names)}) = {', '.join(self.formulas())}>"
+
+    def __deepcopy__(self, _: Any) -> ElementFunction:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the function as the name that its module has for it."""
+        module = sys.modules.get(self.module)
+        for name, value in vars(module).items() if module else ():
+            if value is self:
+                return _named, (self.module, name)
+        raise DeclarationError(
+            f"{self.name}: a pointwise function is pickled by its name, and the module "
+            f"`{self.module}` has no name for it: assign the function to a name there"
+        )
+
+    def source(self, device: str = "cuda", dtypes: Any = None) -> str:
+        """Return the text of the kernels for "cuda" or "cpu".
+
+        dtypes: dtypes of the tensors, as `"bf16,f32"` or a list of Torch's; the text then begins
+        with the template arguments of a call with tensors of these dtypes.
+        """
+        text = registration.text_of(self, device)
+        if dtypes is None:
+            return text
+        listed: list[Any] = dtypes.split(",") if isinstance(dtypes, str) else list(dtypes)
+        listed = [
+            getattr(torch, DTYPES[d.strip()].torch) if isinstance(d, str) else d for d in listed
+        ]
+        if len(listed) != len(self.tensors):
+            raise ValueError(
+                f"{self.name} takes {len(self.tensors)} tensors, got {len(listed)} dtypes"
+            )
+        codes = codes_of_torch()
+        template = registration.template_of(self, listed)
+        return f"// {', '.join(f'{name} = {codes[d]}' for name, d in template.items())}\n{text}"
+
+    def in_torch(self, /, *args: Any, **named: Any) -> Any:
+        """Compute with Torch, operation by operation, as the function is written."""
+        found = evaluated(self.outputs, self._bound(args, named))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def bytes(self, /, *args: Any, **named: Any) -> int:
+        """Return the bytes that a call must move: each element of an operand and a result once."""
+        return self.cost(*self._bound(args, named))[0]
+
+    def cost(self, *args: Any) -> tuple[int, int]:
+        """Return the bytes that a call must move, and how many operations it computes."""
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        result = self.op.declaration.fake(*[_meta(a) for a in args])  # type: ignore[misc]
+        results = result if isinstance(result, tuple) else (result,)
+        read = {(t.data_ptr(), t.shape, t.stride()): _distinct(t) for t in tensors}
+        steps = [one for one in expression.ordered(self.outputs) if one.args]
+        return (
+            sum(read.values()) + sum(int(r.nbytes) for r in results),
+            len(steps) * max(int(r.numel()) for r in results),
+        )
+
+    def _bound(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in order, with defaults. Raises TypeError as a call does."""
+        return bound(self.name, [p.named for p in self.parameters], args, named)
+
+    def _of_numbers(self, args: Sequence[Any]) -> ElementFunction:
+        """Return the function whose parameters are numbers where these arguments are."""
+        given = [type(args[i]) if i < len(args) else None for i in self.tensors]
+        kinds = tuple([KINDS.get(kind, "") for kind in given])
+        if all(kinds):
+            raise TypeError(f"{self.name}() takes tensors, and got numbers alone")
+        assert self._is_derived(kinds)
+        return self._derived[kinds]
+
+    def _is_derived(self, kinds: tuple[str, ...]) -> bool:
+        """Make the function that has numbers of these kinds, or "", in place of its tensors."""
+        if kinds not in self._derived:
+            changed = {i: kind for i, kind in zip(self.tensors, kinds) if kind}
+            values = {i: node(INPUT, value=(i, kind)) for i, kind in changed.items()}
+            parameters = [
+                p._replace(kind=changed.get(i, p.kind)) for i, p in enumerate(self.parameters)
+            ]
+            likes = [-1 if like in changed else like for like in self.likes]
+            outputs = replaced(self.outputs, values)
+            self._derived[kinds] = self.like(self.name, outputs, parameters, likes=likes)
+        return True
+
+    _is_derived._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as _is_declared
+
+    # ------------------------------------------------------------------ gradients
+
+    def grad(self, wrt: Any = None) -> ElementFunction:
+        """Return the function of the gradients: of the outputs' gradients, then the arguments used.
+
+        wrt: names of tensor arguments, or one; by default all that have a gradient.
+        """
+        names = [wrt] if isinstance(wrt, str) else wrt
+        known = {self.parameters[i].name: i for i in self.tensors}
+        unknown = [name for name in names or () if name not in known]
+        if unknown:
+            raise ValueError(
+                f"{self.name} has no tensor argument `{unknown[0]}`: {', '.join(known)}"
+            )
+        found = self.gradient.expressions([known[name] for name in names or known])
+        found = {i: one for i, one in found.items() if one.op != CONST}
+        missing = [name for name in names or () if known[name] not in found]
+        if missing or not found:
+            raise ValueError(
+                f"{self.name} has no derivative but zero by {', '.join(missing) or 'any argument'}"
+            )
+        return self.gradient.function_of(found)
+
+    def gradients(self) -> list[ElementFunction]:
+        """Return the functions that the backward of the op calls."""
+        return self.gradient.functions()
+
+    @functools.cached_property
+    def gradient(self) -> Backward[ElementFunction]:
+        """The gradients of the function by its arguments."""
+        return Backward(self)
+
+    # ------------------------------------------------------------------ composition
+
+    def followed_by(self, then: ElementFunction, place: Place) -> ElementFunction:
+        """Return `then` of the outputs of this function. Raises TypeError if they do not fit."""
+        count, expected = len(self.outputs), len(then.parameters)
+        fed = then.parameters[:count]
+        if count > expected or any(parameter.kind != "tensor" for parameter in fed):
+            names = ", ".join(f"{p.name}: {p.kind}" for p in then.parameters)
+            raise TypeError(
+                f"{self.name} >> {then.name}: {self.name} gives {count} value{'s' * (count > 1)}, "
+                f"and {then.name} takes ({names}): its first arguments must be tensors for them"
+            )
+        if self.eager != then.eager:
+            raise TypeError(
+                f"{self.name} >> {then.name}: one rounds once and the other as eager does; declare "
+                "both with the same round="
+            )
+        offset = len(self.parameters)
+        values = dict(enumerate(self.outputs))
+        taken = {parameter.name for parameter in self.parameters}
+        parameters = [*self.parameters]
+        for i, parameter in enumerate(then.parameters[count:], count):
+            values[i] = node(INPUT, value=(offset + i - count, parameter.kind))
+            parameters.append(parameter._replace(name=numbered(parameter.name, taken)))
+        made = type(self)(
+            f"{self.name}_{then.name}", replaced(then.outputs, values), _ordered(parameters),
+            module=place[0], place=place[1:], eager=self.eager, results=then.results,
+            dtypes=self.dtypes,
+        )  # fmt: skip
+        registration.announce(made)
+        return made
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _distinct(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements of a tensor, those of an expanded dimension once."""
+    sizes = (size for size, step in zip(tensor.shape, tensor.stride()) if step or not size)
+    return int(math.prod(sizes)) * tensor.element_size()
+
+
+def place_of(frame: Any) -> Place:
+    """Return the module, the file and the line that a frame runs."""
+    return str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, frame.f_lineno
+
+
+def _ordered(parameters: Sequence[FormulaParameter]) -> list[FormulaParameter]:
+    """Return the parameters, without defaults before one that has none."""
+    found: list[FormulaParameter] = []
+    required = False
+    for parameter in reversed(parameters):
+        required = required or parameter.default is None
+        found.append(parameter._replace(default=None) if required else parameter)
+    return found[::-1]
