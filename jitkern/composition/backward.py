@@ -12,25 +12,8 @@ import torch
 from jitkern.composition.definition import Definition, FormulaParameter, unused
 from jitkern.composition.derivative import gradients
 from jitkern.composition.expression import CONST, INPUT, Node, inputs_of, node, replaced
-from jitkern.named_tuple import NamedTuple
 
 F = TypeVar("F", bound=Definition)
-
-
-class _Steps(NamedTuple):
-    """The steps to the gradients of some arguments, given by their positions.
-
-    passed: the names of gradients of outputs that are the gradient of an argument as they are.
-    zeros: the arguments whose gradient is zero. function: the function of the gradients that are
-    computed, which are those of the arguments at `computed`; None if there are none. inputs: the
-    names of its arguments.
-    """
-
-    passed: dict[int, str]
-    zeros: list[int]
-    function: Definition | None
-    computed: tuple[int, ...]
-    inputs: list[str]
 
 
 class Backward(Generic[F]):
@@ -43,8 +26,8 @@ class Backward(Generic[F]):
     def __init__(self, function: F) -> None:
         self._function = function
         self._outputs = tuple(range(len(function.outputs)))
-        self._made: dict[Any, F] = {}
-        self._kept: dict[Any, _Steps] = {}
+        self._found: dict[Any, dict[int, Node]] = {}
+        self._made: dict[Any, tuple[F, list[str]]] = {}
         self.names = [*function.gradient_names, *function.argument_names]
         kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
         self._one_shape = len(kinds) == 1  # of all outputs, whatever the shapes of the arguments
@@ -60,20 +43,23 @@ class Backward(Generic[F]):
         positions, outputs: by default all tensors, and all outputs.
         """
         function, count = self._function, len(self._outputs)
-        parameters = enumerate(function.parameters)
-        moved = {i: node(INPUT, value=(count + i, p.kind)) for i, p in parameters}
-        chosen = outputs or self._outputs
-        seeds = [node(INPUT, value=(i, "tensor")) for i in chosen]
-        wanted = positions or function.tensors
-        found = gradients(
-            replaced([function.outputs[i] for i in chosen], moved),
-            seeds,
-            [count + i for i in wanted],
-        )
-        return {i: one for i, one in zip(wanted, found) if one is not None}
+        wanted, chosen = tuple(positions or function.tensors), tuple(outputs or self._outputs)
+        if (wanted, chosen) not in self._found:
+            parameters = enumerate(function.parameters)
+            moved = {i: node(INPUT, value=(count + i, p.kind)) for i, p in parameters}
+            seeds = [node(INPUT, value=(i, "tensor")) for i in chosen]
+            own = replaced([function.outputs[i] for i in chosen], moved)
+            found = zip(wanted, gradients(own, seeds, [count + i for i in wanted]))
+            self._found[wanted, chosen] = {i: one for i, one in found if one is not None}
+        return self._found[wanted, chosen]
 
-    def function_of(self, found: Mapping[int, Node], outputs: Sequence[int] = ()) -> F:
-        """Return the function of these gradients of some outputs (by default all)."""
+    def function_of(
+        self, found: Mapping[int, Node], outputs: Sequence[int] = ()
+    ) -> tuple[F, list[str]]:
+        """Return the function of these gradients of some outputs (by default all).
+
+        And the names of its arguments, among `names`.
+        """
         key = tuple(found), tuple(outputs or self._outputs)
         if key not in self._made:
             function, count = self._function, len(self._outputs)
@@ -84,7 +70,7 @@ class Backward(Generic[F]):
             every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
             used = sorted({i for one in found.values() for i in inputs_of(one)})
             new = {i: node(INPUT, value=(at, every[i].kind)) for at, i in enumerate(used)}
-            self._made[key] = function.like(
+            made = function.like(
                 f"{function.name}_backward",
                 replaced([*found.values()], new),
                 [every[i] for i in used],
@@ -92,6 +78,7 @@ class Backward(Generic[F]):
                 results=[f"d_{function.argument_names[i]}" for i in found],
                 likes=[used.index(count + i) if count + i in used else -1 for i in found],
             )
+            self._made[key] = made, [self.names[i] for i in used]
         return self._made[key]
 
     @property
@@ -103,7 +90,7 @@ class Backward(Generic[F]):
     def functions(self) -> list[F]:
         """Return the functions that the backward calls for all gradients: one or none."""
         found = _computed(self.expressions())
-        return [self.function_of(found)] if found else []
+        return [self.function_of(found)[0]] if found else []
 
     @functools.cached_property
     def of_op(self) -> Callable[..., Any]:
@@ -154,29 +141,18 @@ class Backward(Generic[F]):
         """Return the gradients of these outputs by the arguments that need one, as tensors."""
         if not needed:
             return {}
-        steps = self._steps(tuple(needed), tuple(outputs))
-        parts = {i: known[name] for i, name in steps.passed.items()}
-        parts |= {i: torch.zeros_like(known[self.names[outputs[0]]]) for i in steps.zeros}
-        if steps.function:
-            made = steps.function(*(known[name] for name in steps.inputs))
-            parts |= zip(steps.computed, made if isinstance(made, tuple) else (made,))
+        found = self.expressions(needed, outputs)
+        parts = {i: known[self.names[one.value[0]]] for i, one in found.items() if one.op == INPUT}
+        parts |= {
+            i: torch.zeros_like(known[self.names[outputs[0]]])
+            for i, one in found.items()
+            if one.op == CONST
+        }
+        if computed := _computed(found):
+            function, names = self.function_of(computed, outputs)
+            made = function(*(known[name] for name in names))
+            parts |= zip(computed, made if isinstance(made, tuple) else (made,))
         return parts
-
-    def _steps(self, needed: tuple[int, ...], outputs: tuple[int, ...]) -> _Steps:
-        """Return the steps to the gradients of these outputs, found once for all passes."""
-        key = needed, outputs
-        if key not in self._kept:
-            found = self.expressions(needed, outputs)
-            computed = _computed(found)
-            inputs = sorted({i for one in computed.values() for i in inputs_of(one)})
-            self._kept[key] = _Steps(
-                {i: self.names[one.value[0]] for i, one in found.items() if one.op == INPUT},
-                [i for i, one in found.items() if one.op == CONST],
-                self.function_of(computed, outputs) if computed else None,
-                tuple(computed),
-                [self.names[i] for i in inputs],
-            )
-        return self._kept[key]
 
 
 def _computed(found: Mapping[int, Node]) -> dict[int, Node]:

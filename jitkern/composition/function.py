@@ -189,7 +189,7 @@ class ElementFunction(Definition):
             raise ValueError(
                 f"{self.name} has no derivative but zero by {', '.join(missing) or 'any argument'}"
             )
-        return self.gradient.function_of(found)
+        return self.gradient.function_of(found)[0]
 
     def gradients(self) -> list[ElementFunction]:
         """Return the functions that the backward of the op calls."""
