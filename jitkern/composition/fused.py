@@ -9,7 +9,6 @@ jitkern's own, and f's further arguments become parameters of the kernel. `prolo
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from jitkern.composition.definition import (
     numbered,
 )
 from jitkern.composition.formula import CPP, CUDA, Language, formula_of
-from jitkern.composition.function import ElementFunction, Place, place_of
+from jitkern.composition.function import ElementFunction, Place
 from jitkern.composition.helpers import helpers_for
 from jitkern.composition.launch import HALVES
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
@@ -102,19 +101,13 @@ class Fused:
         parts = [part for part in (self.before, self.base, self.after) if part]
         return f"<{' >> '.join(part.name for part in parts)}>"
 
-    def __rshift__(self, then: ElementFunction) -> Fused:
-        if not isinstance(then, ElementFunction):
-            return NotImplemented
-        return joined(self, then, place_of(sys._getframe(1)))
-
     @property
     def op(self) -> Op:
         """The registered op, declared when it is first asked for, and again after `base` was."""
-        op, base = self._op, self.base
-        if op and op.execution[0] is base.declaration and op.execution[1] is base.gradient:
-            return op
+        if self._op and self._is_current(self._op):
+            return self._op
         parts = [part and part.identity for part in (self.before, self.after)]
-        name = registration.qualified(self.module, self.name, (base.name, parts))
+        name = registration.qualified(self.module, self.name, (self.base.name, parts))
         self._op = registration.once(name, lambda: self._declared(name), self._is_current)
         return self._op
 
