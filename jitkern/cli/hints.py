@@ -77,7 +77,7 @@ def in_words(resources: dict[str, int] | None) -> str:
         return ""
     parts = [f"{resources['registers']} registers"]
     if resources["spills"]:
-        parts.append(f"{resources['spills']} spills and reloads")
+        parts.append(f"{resources['spills']} B of spills and reloads")
     if resources["local"]:
         parts.append(f"{resources['local']} B of local memory")
     if shared := resources["shared"] + resources.get("dynamic_shared", 0):
@@ -88,14 +88,14 @@ def in_words(resources: dict[str, int] | None) -> str:
 def spills(rows: Sequence[ExplainRow]) -> Iterator[str]:
     """Yield a hint for each kernel that has not enough registers."""
     for row in rows:
-        if row.resources and row.resources["spills"]:
+        if row.resources and (moved := row.resources["spills"]):
             remedy = (
                 "more num_warps, or smaller blocks of values" if row.kind == "triton"
                 else "fewer values a thread, or __launch_bounds__ with fewer threads"
             )  # fmt: skip
             yield (
-                f"`{row.variant}` for {row.target} spills: {row.resources['spills']} instructions "
-                f"move registers to local memory and back, which is slow: {remedy}"
+                f"`{row.variant}` for {row.target} spills: its instructions move {moved} B of "
+                f"registers to local memory and back, which is slow: {remedy}"
             )
 
 

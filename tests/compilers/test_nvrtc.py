@@ -10,7 +10,7 @@ import pytest
 import jitkern.ops
 from jitkern import config, jit
 from jitkern.compilers import compiler_for
-from jitkern.compilers.cuda import host_header_stand_ins, nvrtc_api, ptx_signature, toolkit
+from jitkern.compilers.cuda import host_header_stand_ins, nvrtc_api, ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source.kinds import Cuda, Include, Variant
@@ -505,7 +505,7 @@ def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):
 
 def test_probe_names_are_read_whatever_the_kernel_is_called():
     text = ".entry va(\n) .entry _Z13jitkern_probeIPFvPfPKfjdsEXadL_Z2vaEEEvv(\n)"
-    assert ptx_signature.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
+    assert ptx.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
 
 
 K = "__global__ void k(float* o) { *o = 1; }"

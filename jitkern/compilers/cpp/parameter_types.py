@@ -170,7 +170,7 @@ def _characters(text: bytes) -> str:
 
 
 def codes_in(binary: bytes) -> list[str]:
-    """The parameter codes (see `ptx_signature.signature`) that a probe left in a library."""
+    """The parameter codes (see `ptx.signature`) that a probe left in a library."""
     start = binary.index(_MARK) + len(_MARK)
     text = binary[start : binary.index(b"\0", start)].decode()
     half = len(text) // 2

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jitkern.compilers import dependencies
 from jitkern.compilers.cpp import cc_build
-from jitkern.compilers.cuda import ptx_signature, toolkit
-from jitkern.compilers.cuda.cubin import resources
+from jitkern.compilers.cuda import ptx, toolkit
 from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
 from jitkern.errors import CompileError
 from jitkern.source import cpp_text
@@ -62,7 +61,7 @@ def compile_unit(
     unit = f"{cpp_text.line_directive(source.paths[0])}{text}\n{_using(used)}"
     cpp_text.write(build / "kernel.cu", unit)
     command = [
-        tool, "-cubin", f"-arch={target.arch}", *flags,
+        tool, "-cubin", f"-arch={target.arch}", ptx.VERBOSE, *flags,
         *(f"-I{root}" for root in source.searched),
         *(f"-isystem={prefix / 'include'}" for prefix in wheels),
         *dependencies.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
@@ -76,14 +75,14 @@ def compile_unit(
     host = cc_build.toolchain("c++", files)
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
     dependencies.check(source, closure, files, known, variant.op)
-    symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
+    assembly = (build / "kernel.ptx").read_text()
+    symbol, parameters = ptx.signature(assembly)
     if not symbol:
         raise CompileError(f"{variant.op}: {no_kernel(variant)}", op=variant.op)
-    cubin = (build / "out.cubin").read_bytes()
-    (staging / "kernel.cubin").write_bytes(cubin)
+    (build / "out.cubin").replace(staging / "kernel.cubin")
     meta = {
         "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
-        "resources": resources(cubin, symbol),
+        "resources": ptx.resources(assembly, symbol, process.stdout),
     }  # fmt: skip
     return Built(identity(version), meta)
 
@@ -91,4 +90,4 @@ def compile_unit(
 def _using(used: tuple[str, str]) -> str:
     """Code that makes nvcc keep the kernel and its probe in the cubin."""
     addresses = ", ".join(f"(void*){expression}" for expression in used)
-    return f"{ptx_signature.PROBE}\nstatic void* jitkern_used[] = {{{addresses}}};\n"
+    return f"{ptx.PROBE}\nstatic void* jitkern_used[] = {{{addresses}}};\n"

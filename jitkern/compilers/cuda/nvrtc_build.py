@@ -12,8 +12,7 @@ from pathlib import Path
 
 from jitkern.compilers import cuda, dependencies
 from jitkern.compilers.cpp import template_arguments
-from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
-from jitkern.compilers.cuda.cubin import resources
+from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import (
     UNDEFINED,
     UNKNOWN_OPTION,
@@ -130,7 +129,7 @@ class _Attempt:
         self.variant, self.target, self.kernel = variant, target, kernel
         self.closure, self.staging = closure, staging
         self._library = library
-        self._options = [f"-arch={target.arch}", *_for_nvrtc(flags)]
+        self._options = [f"-arch={target.arch}", ptx.VERBOSE, *_for_nvrtc(flags)]
         self._toolkit = toolkit.include_directories(target.cuda_version[0])
         directories = [*(Path(root.path) for root in source.roots), *self._toolkit]
         self._options += [f"-I{directory}" for directory in directories]
@@ -159,7 +158,7 @@ class _Attempt:
         variant, kernel = self.variant, self.kernel
         name = f"/jitkern/{variant.source.files[0]}"
         trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails if the file exists
-        text, expressions = f"{unit.text}\n{ptx_signature.PROBE}", (kernel.name, kernel.probe)
+        text, expressions = f"{unit.text}\n{ptx.PROBE}", (kernel.name, kernel.probe)
         headers = {**self._headers, **unit.headers}
         program = NvrtcProgram(self._library, text, name, expressions, headers)
         try:
@@ -177,11 +176,10 @@ class _Attempt:
                     "linker, as `-dlto` asks for, and no kernel: remove that flag",
                     op=variant.op,
                 )
-            symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
+            symbol, parameters = ptx.signature(assembly, program.lowered(kernel.name))
             if not symbol:
                 raise CompileError(f"{variant.op}: {no_kernel(variant)}", op=variant.op)
-            cubin = program.bytes("CUBIN")
-            (self.staging / "kernel.cubin").write_bytes(cubin)
+            (self.staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
@@ -191,7 +189,7 @@ class _Attempt:
         dependencies.check(variant.source, self.closure, files, self._toolkit, variant.op)
         meta = {
             "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
-            "resources": resources(cubin, symbol),
+            "resources": ptx.resources(assembly, symbol, output),
         }  # fmt: skip
         return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
 
@@ -269,7 +267,7 @@ def _kernel_of(variant: Variant, text: str, closure: Closure) -> _Kernel:
     name, bracket, signature = variant.function.partition("(")
     name += _template_arguments(variant, text, closure)
     if not bracket:
-        return _Kernel(name, f"&{name}", ptx_signature.probe(name))
+        return _Kernel(name, f"&{name}", ptx.probe(name))
     overload = f"void (*)({signature}"
     return _Kernel(
         f"({overload}){name}", f"({overload})&{name}", f"jitkern_probe<{overload}, &{name}>"

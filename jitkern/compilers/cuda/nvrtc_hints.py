@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jitkern.compilers.cuda import nvcc, ptx_signature, toolkit
+from jitkern.compilers.cuda import nvcc, ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import UNDEFINED, UNKNOWN_OPTION
 from jitkern.compilers.result import missing_function, missing_header, no_function, no_kernel
 from jitkern.source import cpp_text, defining_file
@@ -40,7 +40,7 @@ def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
             f"<{missing}> is in no include root: declare its directory with include=[...]"
         )
     if unresolved := re.search(_UNRESOLVED, output):
-        return defining_file.elsewhere(variant.source, ptx_signature.demangled(unresolved.group(1)))
+        return defining_file.elsewhere(variant.source, ptx.demangled(unresolved.group(1)))
     if hint := _of_one_arch(target, output) or _missing_kernel(variant, text, output):
         return hint
     if "cannot determine which instance of" in output:

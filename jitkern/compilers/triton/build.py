@@ -17,7 +17,6 @@ from typing import Any
 
 from jitkern import config
 from jitkern.compilers.child_process import Child
-from jitkern.compilers.cuda.cubin import resources
 from jitkern.compilers.result import Built, compile_error, write_log
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source.closure import Closure
@@ -64,9 +63,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
                 f"ptxas does not know {target.arch}"
             )
         raise compile_error(variant, target, command, output)
-    meta = answer["meta"]
-    cubin = (staging / meta["artifact"]).read_bytes()
-    return Built(compiler, {**meta, "resources": resources(cubin, meta["symbol"])})
+    return Built(compiler, answer["meta"])
 
 
 def _command() -> list[str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from jitkern.compilers.cuda import ptx_signature
+from jitkern.compilers.cuda import ptx
 from jitkern.compilers.triton.origins import Origins
 from jitkern.files import trust
 from jitkern.source import triton_decorators, triton_globals, triton_text
@@ -104,7 +104,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         with redirect_stdout(log), redirect_stderr(log):
             target, staging = Target.parse(request["target"]), Path(request["staging"])
-            meta = _compile(variant, target, staging, request["covered"])
+            meta = _compile(variant, target, staging, request["covered"], log)
     except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
         return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
     finally:
@@ -132,12 +132,15 @@ def _variant(fields: dict[str, Any]) -> Variant:
     )
 
 
-def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]) -> dict[str, Any]:
+def _compile(
+    variant: Variant, target: Target, staging: Path, covered: list[str], log: io.StringIO
+) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(staging / "build")
+    triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
     # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
     triton.runtime.cache.triton_key = lambda: triton.__version__
     module = _module(variant.source)
@@ -176,7 +179,7 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
         for (path, name), value in origins.used.items()
         if (text := triton_globals.text_of(value))
     ]
-    return {**_meta(kernel, parameters), **({"globals": used} if used else {})}
+    return {**_meta(kernel, parameters, log.getvalue()), **({"globals": used} if used else {})}
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
@@ -191,9 +194,9 @@ def _check_annotation(parameter: Any, passed: str) -> None:
         )
 
 
-def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
-    metadata = kernel.metadata
-    trailing = ptx_signature.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
+def _meta(kernel: Any, parameters: list[str], log: str) -> dict[str, Any]:
+    metadata, assembly = kernel.metadata, kernel.asm["ptx"]
+    trailing = ptx.parameter_count(assembly, metadata.name) - len(parameters)
     sizes = [
         getattr(metadata, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")
     ]
@@ -207,6 +210,7 @@ def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
         "cluster": metadata.num_ctas,
         "pdl": bool(getattr(metadata, "launch_pdl", False)),
         "cooperative": bool(getattr(metadata, "launch_cooperative_grid", False)),
+        "resources": ptx.resources(assembly, metadata.name, log),
     }
 
 

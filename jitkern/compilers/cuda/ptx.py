@@ -1,4 +1,4 @@
-"""A CUDA kernel's parameter types, as the compiler saw them.
+"""What the compiler says of a CUDA kernel: its parameter types, and what it takes of a GPU.
 
 PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is
 the kernel's own type is compiled along: its mangled name spells the types of every parameter.
@@ -7,14 +7,19 @@ the kernel's own type is compiled along: its mangled name spells the types of ev
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 
 from jitkern.source import cpp_text
 from jitkern.source.dtypes import DTYPES, SYNONYMS, TENSOR_MAP
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
+VERBOSE = "-Xptxas=-v"  # makes the assembler print what kernels take
 _ENTRY = r"\.entry\s+(\w+)"
 _CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | SYNONYMS
+_THREADS, _OF_A_WARP = 1024, 32  # threads: of a block, at most, and of a warp
+_REGISTER_FILE = 65536  # registers that a block may have
+_REGISTER_STEP = 256  # registers of which a warp gets a multiple
 
 
 def probe(expression: str) -> str:
@@ -51,6 +56,38 @@ def parameter_count(text: str, symbol: str) -> int:
     """The number of parameters of the entry `symbol`."""
     match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
     return match.group(1).count(".param") if match else 0
+
+
+def resources(text: str, symbol: str, log: str) -> dict[str, int]:
+    """Return what the kernel `symbol` in PTX `text` takes; {} if the assembler did not print it.
+
+    log: what the assembler printed. registers: of a thread. local: bytes of a thread in local
+    memory, which lies in global memory: arrays with an index of run time, and registers that were
+    spilled. spills: bytes that instructions move to spill registers, or to load them again.
+    shared: bytes of static shared memory of a block. max_threads: of a block, as
+    `__launch_bounds__` or the registers allow.
+    """
+    name = re.escape(symbol)
+    of_kernel = log.partition(f"entry function '{symbol}'")[2].partition("entry function")[0]
+    used = re.search(r"Used (\d+) registers(.*)", of_kernel)
+    moved = re.search(
+        rf"properties for {name}\n\D*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)",
+        of_kernel,
+    )
+    if not used or not moved:
+        return {}
+    registers = int(used[1])
+    shared = re.search(r"(\d+) bytes smem", used[2])
+    of_a_warp = -(-max(registers, 1) * _OF_A_WARP // _REGISTER_STEP) * _REGISTER_STEP
+    bound = re.search(rf"\.entry\s+{name}\b[^{{]*\.(?:max|req)ntid\s+([\d, ]+)", text)
+    threads = math.prod(map(int, bound[1].split(","))) if bound else _THREADS
+    return {
+        "registers": registers,
+        "local": int(moved[1]),
+        "spills": int(moved[2]) + int(moved[3]),
+        "shared": int(shared[1]) if shared else 0,
+        "max_threads": min(threads, _THREADS, _REGISTER_FILE // of_a_warp * _OF_A_WARP),
+    }
 
 
 def _code(parameter: str) -> str:
