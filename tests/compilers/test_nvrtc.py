@@ -10,7 +10,7 @@ import pytest
 import jitkern.ops
 from jitkern import config, jit
 from jitkern.compilers import compiler_for
-from jitkern.compilers.cuda import host_header_stand_ins, nvrtc_api, ptx, toolkit
+from jitkern.compilers.cuda import host_code, nvrtc_api, ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source.kinds import Cuda, Include, Variant
@@ -429,7 +429,7 @@ def test_the_error_by_which_cub_refuses_nvrtc_is_left_out(tmp_path, name):
         '#    error \\\n      "Including <cub/cub.cuh> is not supported"\n#  endif\n#endif\n'
         "#include <cub/block/block_scan.cuh>\n#include <cub/device/device_scan.cuh>\n"
     )
-    text = host_header_stand_ins.of_cub([tmp_path])["cub/cub.cuh"]
+    text = host_code.of_cub([tmp_path])["cub/cub.cuh"]
     assert "not supported" not in text and "device_scan" not in text
     assert text.count("endif") == 2 and "#include <cub/block/block_scan.cuh>" in text
 

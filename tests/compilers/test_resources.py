@@ -86,7 +86,7 @@ def test_threads_are_those_that_the_registers_allow():
     assert [one["max_threads"] for one in found] == [1024, 1024, 896, 512, 256]
 
 
-def test_the_lines_of_a_function_that_a_kernel_calls_are_not_its_own():
+def test_a_function_that_a_kernel_calls_has_lines_of_its_own():
     log = (
         "ptxas info    : Compiling entry function 'k' for 'sm_90'\n"
         "ptxas info    : Function properties for helper\n"

@@ -10,7 +10,7 @@ from helpers import H100, target_of, waiting_gpu
 
 import jitkern
 from jitkern import config
-from jitkern.compilers.cuda import strip_host_code, toolkit
+from jitkern.compilers.cuda import host_code, toolkit
 from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached, TargetError
 from jitkern.source import cpp_text
 
@@ -53,7 +53,7 @@ def test_a_kernel_compiles_for_any_arch(arch):
 @pytest.mark.parametrize("file", [file for file, *_ in FILES] + ["common.h"])
 def test_without_the_host_half_lines_keep_their_numbers(file):
     text = (TEACHING / file).read_text()
-    half = strip_host_code.without_host_half(text, strip_host_code.device_macros_in([text]))
+    half = host_code.without_host_half(text, host_code.device_macros_in([text]))
     assert half.count("\n") == text.count("\n")
     assert "main(" not in half and "cudaMalloc(" not in half.replace("(cudaMalloc(", "")
     for number, (row, kept) in enumerate(zip(text.splitlines(), half.splitlines()), 1):
@@ -112,9 +112,9 @@ def test_functions_are_read_from_text():
 
 
 def test_the_device_half_is_what_a_kernel_may_use():
-    macros = strip_host_code.device_macros_in([SCANNED])
+    macros = host_code.device_macros_in([SCANNED])
     assert macros == {"HD", "HD2"}
-    half = strip_host_code.without_host_half(SCANNED, macros)
+    half = host_code.without_host_half(SCANNED, macros)
     kept = [row.strip() for row in half.splitlines() if row.strip()]
     assert kept == [
         row.strip().replace("constexpr int", "__host__ __device__ constexpr int")
@@ -129,7 +129,7 @@ def test_the_device_half_is_what_a_kernel_may_use():
 
 def test_a_text_that_does_not_balance_is_left_as_it_is():
     text = "#ifdef X\nint main() {\n#else\nint main(int n) {\n#endif\n}\n"
-    assert strip_host_code.without_host_half(text) == text
+    assert host_code.without_host_half(text) == text
 
 
 def test_a_missing_file_tells_where_it_was_looked_for(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         functions as functions,
         generated as generated,
         parameter_types as parameter_types,
-        template_arguments as template_arguments,
     )
 else:
     __getattr__ = on_first_use(__name__)

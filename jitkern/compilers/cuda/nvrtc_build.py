@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from jitkern.compilers import cuda, dependencies
-from jitkern.compilers.cpp import template_arguments
-from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx, toolkit
+from jitkern.compilers.cpp import functions
+from jitkern.compilers.cuda import arch_flags, host_code, ptx, toolkit
+from jitkern.compilers.cuda.host_code import DeviceHalf, device_half
 from jitkern.compilers.cuda.nvrtc_api import (
     UNDEFINED,
     UNKNOWN_OPTION,
@@ -21,7 +22,6 @@ from jitkern.compilers.cuda.nvrtc_api import (
     check_arch,
     version_in,
 )
-from jitkern.compilers.cuda.strip_host_code import DeviceHalf, device_half
 from jitkern.compilers.result import (
     Built,
     compile_error,
@@ -133,7 +133,7 @@ class _Attempt:
         self._toolkit = toolkit.include_directories(target.cuda_version[0])
         directories = [*(Path(root.path) for root in source.roots), *self._toolkit]
         self._options += [f"-I{directory}" for directory in directories]
-        self._headers = host_header_stand_ins.of_cub(directories)
+        self._headers = host_code.of_cub(directories)
         self._numbers = itertools.count()
         self.command = ["nvrtc", *self._options, kernel.name]
 
@@ -224,7 +224,7 @@ def _refuse_unreadable(variant: Variant, names: Sequence[str]) -> None:
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
     """Whether NVRTC may have refused the host half: a header, or lines that belong to host code."""
     marked = "error: unrecognized token" in output  # a byte order mark of a header
-    implied = any(map(host_header_stand_ins.is_implied, re.findall(UNDEFINED, output)))
+    implied = any(map(host_code.is_implied, re.findall(UNDEFINED, output)))
     if marked or missing_header(output) or implied:
         return True
     rows = zip(text.splitlines(), half.text.splitlines())
@@ -283,7 +283,7 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     if not arguments:
         return ""
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
-    lists = template_arguments.declared(variant, text, closure)
+    lists = functions.declared(variant, text, closure)
     if lists is None:
         hint = missing_function(variant, cpp_text.kernels_in(text))
         unknown_order = (
@@ -299,7 +299,7 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
             f"{', '.join(longest) or 'none'}",
             op=variant.op,
         )
-    order = template_arguments.ordered(variant, lists)
+    order = functions.ordered(variant, lists)
     return f"<{', '.join(_argument(variant.op, name, arguments[name]) for name in order)}>"
 
 
@@ -308,7 +308,7 @@ def _argument(op: str, name: str, value: Constant) -> str:
         raise CompileError(
             f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
         )
-    return template_arguments.spelled(value, "cuda")
+    return functions.spelled(value, "cuda")
 
 
 def _refuse_split_variables(variant: Variant, output: str) -> None:
