@@ -14,7 +14,7 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.eviction import Use, remove
 from jitkern.cache.store import Cache
 from jitkern.errors import TargetError
-from jitkern.source.provenance import version_of
+from jitkern.source.key import version_of
 from jitkern.target import Target
 
 __all__ = ["Installed", "evictable", "remove"]

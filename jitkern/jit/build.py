@@ -30,8 +30,8 @@ from jitkern.jit import active_cache
 from jitkern.jit.active_cache import open_cache
 from jitkern.jit.announcement import announced
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
+from jitkern.source.key import package_of
 from jitkern.source.kinds import SOURCES, Source, Variant
-from jitkern.source.provenance import package_of
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built

@@ -12,8 +12,8 @@ from jitkern.cache.store import Entry, Found
 from jitkern.compilers import Compiler, compiler_for
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import Closure
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Variant
-from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 OTHER_COMPILER = "another compiler made it"

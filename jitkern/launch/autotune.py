@@ -24,9 +24,9 @@ from jitkern.launch.tuned import Launch, Tuned, model_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
+from jitkern.source.key import source_inputs
 from jitkern.source.kinds import Source
 from jitkern.source.triton_text import TritonFunction
-from jitkern.source.variant_key import source_inputs
 from jitkern.target import Target
 
 TuningKey = tuple[tuple[str, Any], ...]

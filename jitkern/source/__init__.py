@@ -15,14 +15,13 @@ if TYPE_CHECKING:
         dtypes as dtypes,
         global_names as global_names,
         includes as includes,
+        key as key,
         kinds as kinds,
-        provenance as provenance,
         texts as texts,
         triton_decorators as triton_decorators,
         triton_function as triton_function,
         triton_globals as triton_globals,
         triton_text as triton_text,
-        variant_key as variant_key,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -15,7 +15,7 @@ from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.files import atomic
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from jitkern.cache.root import QUARANTINED
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 LONG_AGO = time.time() - 90 * 86400
 A_TARGET, AN_ENTRY = "cpu-x86_64-torch2.13.0", "softmax.f32-0123456789abcdef"

@@ -21,8 +21,8 @@ from jitkern.loading.loader import load
 from jitkern.ops import vec_add
 from jitkern.runtime import records
 from jitkern.source.closure import closure_of
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Variant
-from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 CALL = (

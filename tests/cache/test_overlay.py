@@ -14,7 +14,7 @@ from jitkern.cache import eviction
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 ON_OVERLAY = """
 import sys

@@ -9,7 +9,7 @@ from jitkern.cache_tools import bundle, chosen, signing
 from jitkern.cache_tools.bundle import BLOCK, BundleError
 from jitkern.cache_tools.listing import EntryFilter
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from jitkern.cache_tools.bundle import BundleError
 from jitkern.cache_tools.listing import EntryFilter
 from jitkern.cache_tools.wheel import pack_wheel
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 from jitkern.target import Target
 
 LOOK = """

@@ -11,7 +11,7 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle
 from jitkern.cache_tools.prune import Installed
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 HOUR, DAY = 3600.0, 86400.0
 

@@ -15,7 +15,7 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.files import signature
 from jitkern.files.trust import Trust
 from jitkern.source.closure import closure_of
-from jitkern.source.variant_key import make_key
+from jitkern.source.key import make_key
 
 serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
 ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")

@@ -13,8 +13,8 @@ from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import EntryFilter
 from jitkern.source.closure import closure_of
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Generated
-from jitkern.source.variant_key import make_key
 
 OTHER = "cuda-sm_90-cu130-torch2.11.0"
 

@@ -447,7 +447,7 @@ def test_cuda_files_for_the_cpu_are_refused(cuda, cuda_target):
 
 def test_an_entry_of_the_former_builder_is_none_of_this_one(two):
     """That one took no flags of single units, and left nothing about what is registered."""
-    from jitkern.source.variant_key import make_key
+    from jitkern.source.key import make_key
 
     key = jit.key_of(two, CPU)
     former = make_key(two, jit.exact_target(two, CPU), ("-O2",), closure_of(two.source))

@@ -49,7 +49,7 @@ LOOKUP = (
     "cache.store",
     "source.closure",
     "jit.get_or_compile",
-    "source.variant_key",
+    "source.key",
 )
 
 

@@ -8,8 +8,8 @@ from jitkern.cache.key import canonical, digest_of
 from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.jit import key_of
 from jitkern.source.closure import closure_of
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Cuda, Extension, Include, Unit, Variant
-from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 
@@ -179,7 +179,7 @@ def test_the_processor_is_not_in_the_key_of_device_code(tmp_path):
 
 def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):
     before = key(variant, target).digest
-    monkeypatch.setattr("jitkern.source.variant_key.SCHEMA", 99)
+    monkeypatch.setattr("jitkern.source.key.SCHEMA", 99)
     assert key(variant, target).digest != before
 
 

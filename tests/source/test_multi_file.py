@@ -18,8 +18,8 @@ from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
 from jitkern.source.closure import closure_of
 from jitkern.source.defining_file import unit_of
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Unit, Variant
-from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 TARGET = Target.parse(H100)

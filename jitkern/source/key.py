@@ -1,14 +1,23 @@
-"""The key of a variant: everything that can change the bytes of its artifact."""
+"""The key of a variant: everything that can change the bytes of its artifact.
+
+And the installed package that its source came in, which is no part of the key: `prune --stale` asks
+for it.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import sys
+from pathlib import Path
 from typing import Any
 
 from jitkern import config
+from jitkern._version import __version__
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.source.closure import Closure
 from jitkern.source.includes import expanded
-from jitkern.source.kinds import CUDA, Source, Variant
+from jitkern.source.kinds import CUDA, Generated, Source, Variant
 from jitkern.target import Target, gpus_for, processor_for
 
 
@@ -63,3 +72,30 @@ def _unit_flags(source: Source) -> dict[str, Any]:
     """The flags of single files for the key; {} if there are none."""
     flags = {unit.file: list(unit.flags) for unit in source.unit_flags}
     return {"unit_flags": flags} if flags else {}
+
+
+def package_of(source: Source) -> dict[str, str]:
+    """The name and version of the source's package; {} for a source of no installed package."""
+    if isinstance(source, Generated):
+        return {"name": "jitkern", "version": __version__}
+    return _package_at(Path(source.home))
+
+
+@functools.cache
+def _package_at(folder: Path) -> dict[str, str]:
+    for place in sorted(filter(None, sys.path), key=len, reverse=True):
+        if folder.is_relative_to(place) and folder != Path(place):
+            name = folder.relative_to(place).parts[0]
+            version = version_of(name)
+            return {"name": name, "version": version} if version else {}
+    return {}
+
+
+def version_of(name: str) -> str:
+    """The installed version of the package `name`, or ""."""
+    if name == "jitkern":
+        return __version__
+    try:
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
