@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -49,10 +48,11 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         "target": str(target),
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),
+        "named": sorted(closure.named),
         "absent": sorted(closure.absent or ()),
     }
     command = _command()
-    answer = _ask(command, request, variant, closure)
+    answer = _ask(command, request, variant)
     log = json.dumps(request) + "\n" + answer.get("log", "")
     write_log(staging, command, log, unseen=True)
     if "error" in answer:
@@ -83,22 +83,20 @@ class TritonProcess:
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.environment = environment
         self.owner = os.getpid()
-        self.imported: dict[str, str | None] = {}
         self._child = Child(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
         self.process = self._child.process
 
-    def usable(self, environment: dict[str, str], files: dict[str, str | None]) -> bool:
-        """Whether the worker may build from these files in this environment (see `_state_of`).
+    def usable(self, environment: dict[str, str]) -> bool:
+        """Whether the worker may build in this environment.
 
-        It must be alive, belong to this process and not to its parent before a fork, have been
-        started in the same environment, and have imported no other version of the files.
+        It must be alive, belong to this process and not to its parent before a fork, and have been
+        started in the same environment.
         """
-        stale = any(self.imported.get(path, state) != state for path, state in files.items())
         alive = self.owner == os.getpid() and self.process.poll() is None
-        return alive and self.environment == environment and not stale
+        return alive and self.environment == environment
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer to a request, or the status with which the process ended instead."""
@@ -135,24 +133,14 @@ def _import_path(package: str) -> list[str]:
     return list(dict.fromkeys([*sys.path, *(str(Path(folder).parent) for folder in folders)]))
 
 
-def _state_of(closure: Closure) -> dict[str, str | None]:
-    """Path -> SHA-256 of the files that imports read; None where an import looks and finds none."""
-    there = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in closure.named}
-    return {**dict.fromkeys(closure.absent or ()), **there}
-
-
-def _ask(
-    command: list[str], request: dict[str, Any], variant: Variant, closure: Closure
-) -> dict[str, Any]:
+def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[str, Any]:
     """Send one request to this thread's worker; start a worker if none is usable."""
     environment = config.current().build_environment(tuple(variant.source.environment))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
-    files = _state_of(closure)
     for _ in range(2):
         worker: TritonProcess | None = getattr(workers, "worker", None)
-        if worker is None or not worker.usable(environment, files):
+        if worker is None or not worker.usable(environment):
             worker = workers.worker = TritonProcess(command, environment)
-        worker.imported.update(files)
         answer = worker.ask(request)
         if isinstance(answer, dict):
             return answer

@@ -6,6 +6,7 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -35,6 +36,7 @@ from jitkern.target import Target
 IDLE = 20.0  # seconds
 _covered: set[str] = set()  # the kernels' own files
 _packages: set[str] = set()  # and their packages
+_read_from: dict[str, str | None] = {}  # their contents, hashed; None for a file that is not there
 _imported: dict[str, tuple[int, ...]] = {}  # the files of modules, and their states before that
 _kept_code = SourceFileLoader.get_code
 
@@ -51,7 +53,7 @@ def main() -> None:
     with contextlib.suppress(queue.Empty):
         while True:
             request = json.loads(requests.get(timeout=IDLE))
-            if _is_outdated(request["covered"], request["absent"]):
+            if _is_outdated(**{name: request[name] for name in ("covered", "named", "absent")}):
                 break  # the parent asks another process
             answers.write(json.dumps(_answer(request)) + "\n")
             answers.flush()
@@ -84,13 +86,18 @@ def _code(loader: SourceFileLoader, name: str) -> CodeType | None:
     return _kept_code(loader, name)
 
 
-def _is_outdated(covered: list[str], absent: list[str]) -> bool:
-    """Whether a kernel's own file was imported as another one's, and may be another module by now.
+def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> bool:
+    """Whether a kernel's own files may be other modules by now than those that were imported.
 
-    The parent knows the states of the files that it asked for before, and of no others.
+    named: the files by the paths that imports find. absent: where imports look and find none.
     """
+    found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in named}
+    states = {**dict.fromkeys(absent), **found}
+    if any(_read_from.get(path, state) != state for path, state in states.items()):
+        return True
+    _read_from.update(states)
     if all(path in _covered or path not in _imported for path in covered):
-        return False
+        return False  # no other kernel's package has imported them
     changed = any(_imported.get(path) != trust.state(os.stat(path)) for path in covered)  # noqa: PTH116
     return changed or any(os.path.realpath(path) in _imported for path in absent)
 
