@@ -118,7 +118,7 @@ class _Headers:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._flags = source.compiler_words
+        self._flags = room.includes.words_of(source)
         added = self._added()
         self._roots = [*source.roots, *added, Include(room.includes.SITE)]
         self._all_matches = bool(added)  # a flag's directory may come before or after the others

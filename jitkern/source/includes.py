@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from jitkern import config
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.build_environment import NVCC_FLAGS
 from jitkern.source.dtypes import DTYPES
 
 if TYPE_CHECKING:
-    from jitkern.source.kinds import Variant
+    from jitkern.source.kinds import Source, Variant
 
 # Compiled on first use, like every pattern here: an import compiles none.
 _SPACE = rb"(?:[ \t\v\f]|/\*(?:[^*\n]|\*(?!/))*\*/)*"
@@ -168,6 +169,13 @@ def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Itera
         except (OSError, ValueError):
             continue
         yield from expanded(tuple(words([text])), above | {path})
+
+
+def words_of(source: Source) -> list[str]:
+    """All flags of a source's compilers, with those in response files and in variables."""
+    told = config.current().environment
+    read = [name for name in source.environment if name in NVCC_FLAGS and name in told]
+    return list(expanded((*source.every_flag, *words([told[name] for name in read]))))
 
 
 def searched(flags: Iterable[str], variables: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from jitkern import config
 from jitkern._version import __version__
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.source.closure import Closure
-from jitkern.source.includes import expanded
+from jitkern.source.includes import expanded, words_of
 from jitkern.source.kinds import CUDA, Generated, Source, Variant
 from jitkern.target import Target, gpus_for, processor_for
 
@@ -63,7 +63,7 @@ def _machine(source: Source) -> dict[str, Any]:
     if source.runs == CUDA:
         return {}
     linking = expanded(getattr(source, "ldflags", ()))  # -flto compiles as it links
-    flags = [*source.compiler_words, *linking]
+    flags = [*words_of(source), *linking]
     machine = {"processor": processor_for(flags), "gpus": list(gpus_for(flags))}
     return {name: value for name, value in machine.items() if value}
 

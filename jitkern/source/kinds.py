@@ -216,14 +216,6 @@ class Source:
         """The flags for all files, then those of single files."""
         return (*self.flags, *(flag for unit in self.unit_flags for flag in unit.flags))
 
-    @property
-    def compiler_words(self) -> list[str]:
-        """All flags of the compilers, with those in response files and in variables."""
-        told = config.current().environment
-        read = [n for n in self.environment if n in room.build_environment.NVCC_FLAGS and n in told]
-        more = room.includes.words([told[name] for name in read])
-        return list(room.includes.expanded((*self.every_flag, *more)))
-
     def unit(self, file: str) -> Source:
         """One of the files, as a source of its own; `others` names the rest, for messages."""
         rest = tuple(other for other in self.files if other != file)

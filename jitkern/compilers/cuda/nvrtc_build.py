@@ -32,7 +32,7 @@ from jitkern.compilers.result import (
 )
 from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import cpp_text, defining_file
+from jitkern.source import cpp_text, defining_file, includes
 from jitkern.source.closure import Closure
 from jitkern.source.dtypes import Constant
 from jitkern.source.kinds import Variant
@@ -254,7 +254,7 @@ def _for_nvrtc(flags: Sequence[str]) -> list[str]:
 
 
 def _refuse_arch(variant: Variant, target: Target) -> None:
-    if arch_flags.is_named(variant.source.compiler_words):
+    if arch_flags.is_named(includes.words_of(variant.source)):
         raise CompileError(
             f"{variant.op} for {target}: its flags name an arch; remove the arch flag: the target "
             "sets it",

@@ -14,7 +14,7 @@ from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension import linked_files
 from jitkern.errors import CompileError, TargetError
 from jitkern.source.closure import Closure
-from jitkern.source.includes import expanded
+from jitkern.source.includes import expanded, words_of
 from jitkern.source.kinds import Extension, Source, Unit, Variant
 from jitkern.target import Target, gpus_for, this_abi
 
@@ -100,7 +100,7 @@ class ExtensionCompiler(Compiler):
         """Raise TargetError or CompileError for flags that the target or the key does not cover."""
         if build.with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
-        gpus = gpus_for(variant.source.compiler_words) if build.with_cuda else ()
+        gpus = gpus_for(words_of(variant.source)) if build.with_cuda else ()
         if gpus and target.arch.rstrip("af") not in gpus:
             raise TargetError(
                 f"{variant.op} for {target}: its flags say -arch=native, which means the GPUs of "

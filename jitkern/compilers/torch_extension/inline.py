@@ -18,7 +18,7 @@ from jitkern.compilers.torch_extension import linked_files
 from jitkern.compilers.torch_extension.extension import ExtensionCompiler
 from jitkern.source.build_environment import ENVIRONMENT
 from jitkern.source.closure import Closure
-from jitkern.source.includes import SEARCHING, probes_anywhere, searched
+from jitkern.source.includes import SEARCHING, probes_anywhere, searched, words_of
 from jitkern.source.kinds import CUDA_SUFFIXES, Extension, Include, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
@@ -100,7 +100,7 @@ class Inline(Extension):
         Directories of Torch and the toolkit have a version. A macro's value is no directory.
         """
         declared = [root.path for root in self.include if os.path.isabs(root.path)]  # noqa: PTH117
-        added = searched(self.compiler_words, config.SEARCHED)
+        added = searched(words_of(self), config.SEARCHED)
         return [Include(path, _version(path)) for path in dict.fromkeys((*declared, *added))]
 
     @property
