@@ -226,6 +226,7 @@ def test_which_version_names_a_function_may_be_asked_of_any(build, chosen):
 
 def test_what_only_a_launch_uses_may_come_from_anywhere(build):
     head = "import json\nLIST = json.loads('[1]')\ndef launch():\n    return open('/nowhere')\n"
+    head += "json.dumps([*globals()])\n"
     build(HEAD + head + COPY.replace(HEAD, ""))
 
 

@@ -83,7 +83,7 @@ class Origins:
             return
         try:
             if path not in self._covered:
-                check_member(names, name)
+                _check_member(names, name)
                 return
             self.used[path, name] = value
             self._check(self.text(path, names), name, value)
@@ -109,7 +109,8 @@ class Origins:
     def _check(self, text: _CoveredText, name: str, value: Any) -> None:
         """Check that the statements of a file give a name this value."""
         known = text.names.get(name)
-        for error in (text.lost, *_errors_in(known, set())):
+        lost = None if isinstance(inner(value), (FunctionType, ModuleType)) else text.lost
+        for error in (lost, *_errors_in(known, set())):
             if isinstance(error, NotCovered):
                 raise error
             if error:
@@ -165,7 +166,7 @@ class _Part:
             return self._origins.seen(value)
         if self.__name__.partition(".")[0] == "triton" and name in KNOWN:
             return KNOWN[name]
-        check_member(vars(self._module), name)
+        _check_member(vars(self._module), name)
         return value
 
     def public(self) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class _Part:
 class _CoveredText(PythonText):
     """A file that the key covers, whose statements see no data that the key does not cover.
 
-    lost: why any name of the file may have another value than its statements seem to give it.
+    lost: why any name but those of functions may have another value than it was seen to be given.
     """
 
     def __init__(self, origins: Origins, path: str, names: dict[str, Any]) -> None:
@@ -241,7 +242,7 @@ class _CoveredText(PythonText):
         self.names.update(dict.fromkeys(changed, Unknown(error)))
 
 
-def check_member(names: dict[str, Any], name: str) -> None:
+def _check_member(names: dict[str, Any], name: str) -> None:
     """Raise NotCovered for a member of a module that is not covered, if its value is not, too."""
     full = f"{names['__name__']}.{name}"
     top = full.partition(".")[0]
