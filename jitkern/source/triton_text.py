@@ -9,10 +9,10 @@ from __future__ import annotations
 import abc
 import ast
 import builtins
-import contextlib
 import copy
 import functools
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +31,7 @@ from jitkern.source.triton_decorators import (
     Unknown,
     UnsupportedDecorator,
     inner,
+    parameters_of,
     read,
     unwrapped,
 )
@@ -63,9 +64,9 @@ class TritonFunction(NamedTuple):
     constexprs: frozenset[str]
     defaults: tuple[tuple[str, Constant], ...]  # of constexprs, where they are literals
     passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
+    annotated: tuple[tuple[str, str], ...]  # `n: tl.int64`: the type, whatever the argument
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
-    annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever the argument
     configs: tuple[TritonConfig, ...] = ()
     key: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
@@ -97,7 +98,7 @@ class Functions(Mapping[str, TritonFunction]):
 
     def __getitem__(self, name: str) -> TritonFunction:
         if name not in self._read:
-            self._read[name] = self._function(name)
+            self._read[name] = declared(self.decorators(name), self._path)
         return self._read[name]
 
     def decorators(self, name: str) -> Decorators:
@@ -112,16 +113,6 @@ class Functions(Mapping[str, TritonFunction]):
             raise CompileError(f"{self._path}({line}): error: {e}") from e
         except TypeError:
             raise KeyError(name) from None
-
-    def _function(self, name: str) -> TritonFunction:
-        found = self.decorators(name)
-        code = unwrapped(found.function).__code__
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-                lines = {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}
-                if code.co_firstlineno in lines:
-                    return _function(node, found, self._path)
-        raise CompileError(f"{self._path}: error: `{name}` is no function of this file")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._listed)
@@ -144,38 +135,30 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     return Functions(path, tree)
 
 
-def _function(node: ast.FunctionDef, found: Decorators, path: str) -> TritonFunction:
-    positional = [*node.args.posonlyargs, *node.args.args]
-    parameters = [*positional, *node.args.kwonlyargs]
-    names = [parameter.arg for parameter in parameters]
-    constexprs = frozenset(
-        p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)
-    )
-    annotated = tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation)))
+def declared(found: Decorators, path: str) -> TritonFunction:
+    """The function below decorators, as its text declares it. Raises CompileError.
+
+    Its annotations are texts; a default that is no literal is another value than a number or None.
+    """
+    function = unwrapped(found.function)
+    names = parameters_of(function)
+    texts = {name: function.__annotations__.get(name, "") for name in names}
+    annotated = tuple((name, kind) for name in names if (kind := _annotated(texts[name])))
     for name, kind in annotated:
         if fault := scalar_fault(name, kind):
-            raise CompileError(f"{path}({node.lineno}): error: {fault}")
-    values = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults
-    literals = {
-        name: value
-        for name, expression in zip(names, [*values, *node.args.kw_defaults])
-        if expression
-        for value in _literal(expression)
-    }
+            raise CompileError(f"{path}({function.__code__.co_firstlineno}): error: {fault}")
+    constexprs = frozenset(name for name in names if "constexpr" in texts[name])
+    last = reversed(names[: function.__code__.co_argcount])
+    given = dict(zip(last, reversed(function.__defaults__ or ()))) | (function.__kwdefaults__ or {})
+    numbers = [(name, given[name]) for name in names if name in given]
+    numbers = [(name, v) for name, v in numbers if isinstance(v, (int, float, type(None)))]
     return TritonFunction(
         tuple(names),
         constexprs,
-        tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
-        tuple((n, v) for n, v in literals.items() if n not in constexprs),
-        found.plain,
-        found.unaligned,
+        tuple((n, v) for n, v in numbers if n in constexprs and v is not None),
+        tuple((n, v) for n, v in numbers if n not in constexprs),
         annotated,
-        found.configs,
-        found.key,
-        found.zeroed,
-        found.restored,
-        found.heuristics,
-        found.before,
+        *found[1:],
     )
 
 
@@ -189,16 +172,12 @@ def scalar_fault(parameter: str, kind: str) -> str:
     )
 
 
-def _annotated(annotation: ast.expr | None) -> str:
+def _annotated(text: str) -> str:
     """The type that an annotation names as Triton reads it: `i64`, `*f32`; else ""."""
-    if isinstance(annotation, ast.Call) and ast.unparse(annotation.func).endswith("pointer_type"):
-        kind = _annotated(annotation.args[0]) if annotation.args else ""
+    if of := re.fullmatch(r"[\w.]*pointer_type\(([^,]*).*\)", text):
+        kind = _annotated(of[1])
         return kind and f"*{kind}"
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        text = annotation.value.strip()
-    else:
-        text = ast.unparse(annotation) if annotation else ""
-    text = text.removeprefix("const ").strip()
+    text = text.strip("'\" ").removeprefix("const ").strip()
     pointer = text.startswith("*") or text.endswith("*")
     kind = _TYPES.get(text.strip("* ").rpartition(".")[2].removesuffix("_t"), "")
     return kind and f"{'*' if pointer else ''}{kind}"
@@ -306,16 +285,14 @@ class _LaunchText(PythonText):
         told = f"line {line} imports a module, {'.' * level}{name}, which a launch does not"
         raise NotImported(told)
 
-    def _undecorated(self, node: ast.FunctionDef) -> Any:
-        """The function below its decorators; a kernel, which is never called, with its names."""
-        if is_kernel(node):
-            node = copy.copy(node)
-            node.body, node.args = [ast.Pass()], copy.deepcopy(node.args)
-            none = ast.Constant(None)
-            node.args.defaults = [none for _ in node.args.defaults]
-            node.args.kw_defaults = [default and none for default in node.args.kw_defaults]
-            ast.fix_missing_locations(node)
-        return super()._undecorated(node)
+    def run(self, tree: ast.Module) -> None:
+        """Run the statements, with kernels, which are never called, as their declarations."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and is_kernel(node):
+                node.body = [ast.copy_location(ast.Pass(), node)]
+                node.args.defaults = [*map(_literal, node.args.defaults)]
+                node.args.kw_defaults = [d and _literal(d) for d in node.args.kw_defaults]
+        super().run(tree)
 
     def _explained(self, error: BaseException, line: int) -> BaseException:
         if isinstance(error, CompileError):
@@ -354,10 +331,10 @@ def _given_by(node: ast.stmt) -> set[str]:
     return found
 
 
-def _literal(expression: ast.expr) -> list[Constant | None]:
-    """The number or None that an expression spells, in a list; [] for any other expression."""
-    with contextlib.suppress(ValueError):
-        value = ast.literal_eval(expression)
-        if value is None or isinstance(value, (bool, int, float)):
-            return [value]
-    return []
+def _literal(default: ast.expr) -> ast.expr:
+    """The default, in place of any that is no literal an ellipsis."""
+    try:
+        ast.literal_eval(default)
+    except ValueError:
+        return ast.copy_location(ast.Constant(...), default)
+    return default
