@@ -335,6 +335,6 @@ def _literal(default: ast.expr) -> ast.expr:
     """The default, in place of any that is no literal an ellipsis."""
     try:
         ast.literal_eval(default)
-    except ValueError:
+    except (TypeError, ValueError):
         return ast.copy_location(ast.Constant(...), default)
     return default
