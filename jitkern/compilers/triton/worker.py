@@ -91,8 +91,7 @@ def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> boo
 
     named: the files by the paths that imports find. absent: where imports look and find none.
     """
-    found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in named}
-    states = {**dict.fromkeys(absent), **found}
+    states = {path: _content_of(path) for path in (*named, *absent)}
     if any(_read_from.get(path, state) != state for path, state in states.items()):
         return True
     _read_from.update(states)
@@ -100,6 +99,13 @@ def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> boo
         return False  # no other kernel's package has imported them
     changed = any(_imported.get(path) != trust.state(os.stat(path)) for path in covered)  # noqa: PTH116
     return changed or any(os.path.realpath(path) in _imported for path in absent)
+
+
+def _content_of(path: str) -> str | None:
+    """A hash of what is in a file; None for a file that is not there."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return None
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
