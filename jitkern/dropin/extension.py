@@ -16,13 +16,13 @@ from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension.inline import Inline, has_cuda, is_outdated, names_of
+from jitkern.compilers.torch_extension.inline import Inline, is_outdated, names_of
 from jitkern.dropin import memo
 from jitkern.errors import LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
 from jitkern.source import includes
-from jitkern.source.kinds import Variant
+from jitkern.source.kinds import CUDA_SUFFIXES, Variant
 from jitkern.target import Target
 
 _FOLDERS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
@@ -81,7 +81,8 @@ def source_of(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     """Return the source that a call declares."""
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
-    with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
+    any_cuda = any(file.endswith(CUDA_SUFFIXES) for file in files)
+    with_cuda = any_cuda if call["with_cuda"] is None else call["with_cuda"]
     kinds = ("cflags", "cuda_cflags", "ldflags")
     flags = {name: tuple(includes.words(call[name])) for name in kinds}
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}

@@ -51,7 +51,7 @@ from inline_modules import MODULE, STABLE, compiles, entries, module, value
 import jitkern
 from jitkern import jit, testing
 from jitkern.compilers import compiler_for
-from jitkern.compilers.torch_extension.inline import Inline
+from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.dropin import api, extension, memo
 from jitkern.source.includes import words
 from jitkern.source.kinds import Variant
@@ -289,7 +289,8 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
         source = extension.source_of(call)
         compiler, target = compiler_for(source), extension.target_of(source)
         exact, closure = compiler.target(source, target), compiler.closure(source)
-        keys.append((source.key_flags(), closure.files, exact, memo.key_of(call)))
+        flags = compiler.flags(source, target)
+        keys.append((flags, closure.files, exact, memo.key_of(call)))
 
     monkeypatch.setattr(extension, "answer", keep)
     common = {"no_implicit_headers": True}
@@ -322,7 +323,9 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
 def test_a_flag_moved_to_another_compiler_changes_the_key():
     flags = [
-        Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}).key_flags()
+        InlineCompiler().flags(
+            Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}), Target.current("cpu")
+        )
         for which in ("cflags", "cuda_cflags", "ldflags")
     ]
     assert len(set(flags)) == 3

@@ -19,7 +19,7 @@ from jitkern.compilers.torch_extension.extension import ExtensionCompiler
 from jitkern.source.build_environment import ENVIRONMENT
 from jitkern.source.closure import Closure
 from jitkern.source.includes import SEARCHING, probes_anywhere, searched, words_of
-from jitkern.source.kinds import CUDA_SUFFIXES, Extension, Include, Source, Unit, Variant
+from jitkern.source.kinds import Extension, Include, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
 if TYPE_CHECKING:
@@ -120,23 +120,6 @@ class Inline(Extension):
         """Whether nvcc compiles the unit."""
         return self.with_cuda and super().is_cuda(file)
 
-    def key_flags(self) -> tuple[str, ...]:
-        """Versions and all flags; the path of an include root is replaced by its number."""
-        import torch
-
-        numbers = {root.path: f"<{number}>" for number, root in enumerate(self.named_roots)}
-        cuda = (f"cuda {torch.version.cuda}",) if self.with_cuda else ()
-        python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if self.python else ()
-        # A program holds the path of Torch's libraries; all else finds them loaded.
-        of_torch = (os.path.dirname(torch.__file__),) if self.output == "program" else ()  # noqa: PTH120
-        return (
-            *(f"{self.output} {self.name}", f"torch {torch.__version__}", *cuda, *python),
-            *of_torch,
-            *("c++", *(_numbered(flag, numbers) for flag in self.cflags)),
-            *("nvcc", *self.arch, *(_numbered(flag, numbers) for flag in self.cuda_cflags)),
-            *("ld", *self.ldflags),
-        )
-
 
 class InlineCompiler(ExtensionCompiler):
     """The compiler of an `Inline`: it refuses no file that the key does not cover.
@@ -150,8 +133,23 @@ class InlineCompiler(ExtensionCompiler):
         return target.for_host_code(abi=target.abi or this_abi(python=source.python))
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        """Versions and all flags; the path of an include root is replaced by its number."""
+        import torch
+
         assert isinstance(source, Inline)
-        return source.key_flags()
+        numbers = {root.path: f"<{number}>" for number, root in enumerate(source.named_roots)}
+        cuda = (f"cuda {torch.version.cuda}",) if source.with_cuda else ()
+        python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if source.python else ()
+        # A program holds the path of Torch's libraries; all else finds them loaded.
+        program = source.output == "program"
+        of_torch = (os.path.dirname(torch.__file__),) if program else ()  # noqa: PTH120
+        return (
+            *(f"{source.output} {source.name}", f"torch {torch.__version__}", *cuda, *python),
+            *of_torch,
+            *("c++", *(_numbered(flag, numbers) for flag in source.cflags)),
+            *("nvcc", *source.arch, *(_numbered(flag, numbers) for flag in source.cuda_cflags)),
+            *("ld", *source.ldflags),
+        )
 
     def library_digest(self, path: Path) -> str:
         """The digest of a library for the key, which has shared ones by their names."""
@@ -219,11 +217,6 @@ def is_outdated(source: Inline, entry: Entry) -> bool:
     return entry.manifest.meta["place"] != source.place or any(
         linked_files.digest_of(Path(path)) != digest for path, digest in opened.items()
     )
-
-
-def has_cuda(files: Sequence[str]) -> bool:
-    """Whether nvcc compiles one of the files."""
-    return any(file.endswith(CUDA_SUFFIXES) for file in files)
 
 
 def names_of(places: Sequence[str]) -> tuple[str, ...]:
