@@ -675,3 +675,14 @@ def test_a_worker_that_dies_within_its_answer_has_ended():
     )
     worker = compiler.TritonProcess([sys.executable, "-c", dies], dict(os.environ))
     assert worker.ask({}) == 3
+
+
+@pytest.mark.long
+def test_a_process_that_compiled_ends_without_a_word(run_python, tmp_path):
+    (tmp_path / "k.py").write_text(COPY)
+    done = run_python(
+        f"import torch, jitkern\nx = torch.empty(64, device='meta')\n"
+        f"k = jitkern.triton_kernel({str(tmp_path / 'k.py')!r} + ':k')\n"
+        f"k.compile(x, x, 64, 2.0, B=64, target={H100!r})\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class TritonProcess:
             guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
         self.process = self._child.process
+        self.close = weakref.finalize(self, _end, self._child)  # at the latest before Python ends
 
     def usable(self, environment: dict[str, str]) -> bool:
         """Whether the worker may build in this environment.
@@ -116,15 +118,14 @@ class TritonProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def close(self) -> None:
-        """End the process by closing its pipes."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe
-                pipe.close()
-        self._child.close()
 
-    __del__ = close
+def _end(child: Child) -> None:
+    """End a process by closing its pipes."""
+    for pipe in (child.process.stdin, child.process.stdout):
+        with contextlib.suppress(OSError):
+            assert pipe
+            pipe.close()
+    child.close()
 
 
 def _import_path(package: str) -> list[str]:
