@@ -271,7 +271,10 @@ class _LaunchText(PythonText):
         names = {"math": math, "__name__": Path(path).stem}
         triton = {"triton": Standin("triton"), "tl": Standin("triton.language")}
         super().__init__(path, names, triton)
-        self.names["__builtins__"]["print"] = lambda *_, **__: None  # an import prints
+        builtin = self.names["__builtins__"]
+        builtin["print"] = lambda *_, **__: None  # an import prints
+        for name in ("breakpoint", "input", "open"):
+            del builtin[name]
 
     def _import(
         self, name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0

@@ -134,10 +134,15 @@ def test_what_the_call_gives_wins_over_heuristics_and_options(source):
             "SIZES = [64]\ntry:\n    import fast\n    SIZES = [128]\nexcept ImportError: pass",
             "line 6 imports a module",
         ),
+        (
+            "SIZES = [64, 128]",
+            "try:\n    SIZES = [len(open('/proc/self/stat').read())]\nexcept OSError: SIZES = [64]",
+            "name 'open' is not defined",
+        ),
         ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
         ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
     ],
-    ids=["unknown", "import", "prune", "hook"],
+    ids=["unknown", "import", "open", "prune", "hook"],
 )
 def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
