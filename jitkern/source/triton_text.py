@@ -47,6 +47,7 @@ PURE = frozenset((  # modules whose results follow from arguments alone
     "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
     "itertools", "math", "operator", "types", "typing", "typing_extensions",
 ))  # fmt: skip
+READING = frozenset(("breakpoint", "input", "open"))  # builtins that read other data
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -273,7 +274,7 @@ class _LaunchText(PythonText):
         super().__init__(path, names, triton)
         builtin = self.names["__builtins__"]
         builtin["print"] = lambda *_, **__: None  # an import prints
-        for name in ("breakpoint", "input", "open"):
+        for name in READING:
             del builtin[name]
 
     def _import(

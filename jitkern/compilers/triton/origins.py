@@ -23,7 +23,7 @@ from typing import Any
 from jitkern.source.global_names import code_names
 from jitkern.source.triton_decorators import KNOWN, Unknown, inner, parts_of
 from jitkern.source.triton_globals import text_of
-from jitkern.source.triton_text import PURE, PythonText, is_kernel
+from jitkern.source.triton_text import PURE, READING, PythonText, is_kernel
 
 # The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = PURE | {"packaging", "sys", "torch", "triton"}
@@ -32,7 +32,6 @@ _OF_THE_MACHINE = (  # or of files
     "triton.runtime",
 )  # fmt: skip
 _OF_THE_KEY = ("os.environ", "os.getenv")  # only variables that a source names are there
-_READING = frozenset(("breakpoint", "input", "open"))
 _ANY_NAME = frozenset(  # by these, a statement may give any name another value
     ("__dict__", "eval", "exec", "globals", "import_module", "locals", "modules", "vars")
 )
@@ -98,7 +97,7 @@ class Origins:
         """Check a name, and of a module the attribute that is taken off it."""
         for name in chain:
             if name not in names:
-                if name in _READING | _ANY_NAME and hasattr(builtins, name):
+                if name in READING | _ANY_NAME and hasattr(builtins, name):
                     raise TypeError(NotCovered(name).told_of(name))
                 return  # a builtin
             self.follow(names, name)
@@ -197,7 +196,7 @@ class _CoveredText(PythonText):
         own.update((name, names[name]) for name in ("__file__", "__package__") if name in names)
         parts = {"triton": origins.seen(triton), "tl": origins.seen(triton.language)}
         super().__init__(path, own, parts)
-        own["__builtins__"].update({name: Unknown(NotCovered(name)) for name in _READING})
+        own["__builtins__"].update({name: Unknown(NotCovered(name)) for name in READING})
 
     def _import(
         self, name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
