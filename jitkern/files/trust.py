@@ -256,6 +256,15 @@ def state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file's content, in hex; "" for a file that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
 def installed_layers() -> tuple[Path, ...]:
     """Return the layers that wheels of prebuilt kernels brought into this Python installation."""
     layers = []

@@ -15,6 +15,7 @@ from typing import Any
 
 from jitkern import jit, source as sources
 from jitkern.cache.records import reference_to
+from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Cpp, Cuda, Source, Triton, Variant, shared_include
 from jitkern.target import Target
@@ -71,10 +72,7 @@ def dependencies(source: Source, target: Target, kernels: Sequence[Variant]) -> 
             if place is None:
                 return by_key
             places[path] = place
-    try:
-        digests = {path: _digest_of(path) for path in named}
-    except OSError:
-        return None
+    digests = {path: trust.digest(path) for path in named}
     if {*digests.values()} != {digest for c in closures for digest in c.files.values()}:
         return None
     files = sorted((places[path], digests[path]) for path in named & places.keys())
@@ -108,7 +106,7 @@ def holds(op: str, source: Source, target: Target, content: dict[str, Any]) -> b
         return os.path.normpath(os.path.join(bases[base], relative))  # noqa: PTH118
 
     return not any(os.path.isfile(path(place)) for place in content["absent"]) and all(  # noqa: PTH113
-        _digest_of(path(place)) == digest for place, digest in content["files"]
+        trust.digest(path(place)) == digest for place, digest in content["files"]
     )
 
 
@@ -143,8 +141,3 @@ def _place_of(path: str, source: Source) -> Place | None:
             return None
     folder, there = map(os.path.dirname, (path, os.path.normpath(path)))
     return place if os.path.realpath(folder) == os.path.realpath(there) else None
-
-
-def _digest_of(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()

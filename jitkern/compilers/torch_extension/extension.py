@@ -13,6 +13,7 @@ from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension import linked_files
 from jitkern.errors import CompileError, TargetError
+from jitkern.files import trust
 from jitkern.source.closure import Closure
 from jitkern.source.includes import expanded, words_of
 from jitkern.source.kinds import Extension, Source, Unit, Variant
@@ -55,7 +56,7 @@ class ExtensionCompiler(Compiler):
 
     def library_digest(self, path: Path) -> str:
         """The digest of a library for the key."""
-        return linked_files.digest_of(path)
+        return trust.digest(path)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         assert isinstance(source, Extension)

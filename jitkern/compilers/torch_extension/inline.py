@@ -14,8 +14,8 @@ from jitkern import compilers, config, source as sources
 from jitkern.cache.entry import Entry
 from jitkern.compilers import torch_extension
 from jitkern.compilers.cuda import toolkit
-from jitkern.compilers.torch_extension import linked_files
 from jitkern.compilers.torch_extension.extension import ExtensionCompiler
+from jitkern.files import trust
 from jitkern.source.build_environment import ENVIRONMENT
 from jitkern.source.closure import Closure
 from jitkern.source.includes import SEARCHING, probes_anywhere, searched, words_of
@@ -193,7 +193,7 @@ class InlineCompiler(ExtensionCompiler):
         assert isinstance(source, Inline)
         known = torch_extension.commands.toolchain(build, opened)
         watched = {
-            str(path): linked_files.digest_of(path) if _is_older(path, started) else CHANGED
+            str(path): trust.digest(path) if _is_older(path, started) else CHANGED
             for path in compilers.dependencies.beyond(source, closure, opened, known)
         }
         texts = [path.read_bytes() for path in closure.paths]
@@ -215,7 +215,7 @@ def is_outdated(source: Inline, entry: Entry) -> bool:
     if not opened:
         return False
     return entry.manifest.meta["place"] != source.place or any(
-        linked_files.digest_of(Path(path)) != digest for path, digest in opened.items()
+        trust.digest(path) != digest for path, digest in opened.items()
     )
 
 

@@ -6,7 +6,6 @@ changes the key. The libraries of the system are not read: versions stand for th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,14 +15,6 @@ from jitkern.source.includes import expanded, is_loaded, paths_after, paths_in
 
 _STATIC = frozenset(("-static", "-Bstatic", "-dn", "-non_shared"))
 _TOKEN = rb"[^\s\0(),;\"']{2,}"
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256, in hex, of a file's content; "" if the file cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def linked(ldflags: Sequence[str], searched: Sequence[str]) -> Iterator[Path]:

@@ -6,7 +6,6 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import io
@@ -36,7 +35,7 @@ from jitkern.target import Target
 IDLE = 20.0  # seconds
 _covered: set[str] = set()  # the kernels' own files
 _packages: set[str] = set()  # and their packages
-_read_from: dict[str, str | None] = {}  # their contents, hashed; None for a file that is not there
+_read_from: dict[str, str] = {}  # their contents, hashed; "" for a file that is not there
 _imported: dict[str, tuple[int, ...]] = {}  # the files of modules, and their states before that
 _kept_code = SourceFileLoader.get_code
 
@@ -91,7 +90,7 @@ def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> boo
 
     named: the files by the paths that imports find. absent: where imports look and find none.
     """
-    states = {path: _content_of(path) for path in (*named, *absent)}
+    states = {path: trust.digest(path) for path in (*named, *absent)}
     if any(_read_from.get(path, state) != state for path, state in states.items()):
         return True
     _read_from.update(states)
@@ -99,13 +98,6 @@ def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> boo
         return False  # no other kernel's package has imported them
     changed = any(_imported.get(path) != trust.state(os.stat(path)) for path in covered)  # noqa: PTH116
     return changed or any(os.path.realpath(path) in _imported for path in absent)
-
-
-def _content_of(path: str) -> str | None:
-    """A hash of what is in a file; None for a file that is not there."""
-    with contextlib.suppress(OSError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return None
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
