@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.prewarming.api import prewarm as prewarm
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
+    from jitkern.raw.patch import patch_triton as patch_triton
     from jitkern.target import Target as Target
 
 if "t" in getattr(sys, "abiflags", ""):  # Windows has none
@@ -76,6 +77,7 @@ _HOMES = {
     "flash_attention": "kernels_src.block_sparse_attention.flash_attention",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",
+    "patch_triton": "raw.patch",
     "prewarm": "prewarming.api",
     "roofline": "devtools.roofline",
     "stats": "cache.events",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         from_file as from_file,
         from_triton as from_triton,
         kernel as kernel,
+        patch as patch,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -1,0 +1,132 @@
+"""Packages that launch `@triton.jit` functions themselves, through the cache and without an edit.
+
+Triton launches by the method `run` of `JITFunction`, `Autotuner` and `Heuristics`. While a patch
+holds, these methods ask first whether the function belongs to a patched package.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+from jitkern import source
+from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.raw.from_triton import TritonKernel, triton_kernel
+
+_REFUSALS = (CompileError, DeclarationError, LaunchError)
+_log = logging.getLogger(__name__)
+_patches: list[TritonPatch] = []
+
+
+class TritonPatch(AbstractContextManager["TritonPatch"]):
+    """What `patch_triton` returns: the functions launched so far, and the way back.
+
+    `taken`: names of the functions that the cache serves, as `module:name`. `refused`: those that
+    Triton goes on launching, with the reasons.
+    """
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+        self.refused: dict[str, str] = {}
+        self._kernels: weakref.WeakKeyDictionary[Any, TritonKernel | None] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<TritonPatch of {', '.join(self.packages)}: {len(self.taken)} functions taken, "
+            f"{len(self.refused)} refused>"
+        )
+
+    @property
+    def taken(self) -> list[str]:
+        """The functions that the cache serves."""
+        return sorted(_name_of(function) for function, kernel in self._kernels.items() if kernel)
+
+    def undo(self) -> None:
+        """Let Triton launch the functions again; a second time, do nothing."""
+        if self in _patches:
+            _patches.remove(self)
+            if not _patches:
+                for kind in _launchers():
+                    kind.run = kind.run.__wrapped__
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def kernel_of(self, function: Any) -> TritonKernel | None:
+        """Return the kernel of a function of Triton; None if Triton launches it."""
+        try:
+            return self._kernels[function]
+        except KeyError:
+            pass
+        kernel = None
+        name = source.triton_decorators.inner(function).__module__
+        if any(name == package or name.startswith(f"{package}.") for package in self.packages):
+            try:
+                kernel = triton_kernel(function)
+            except _REFUSALS as e:
+                self.refuse(function, e)
+        self._kernels[function] = kernel
+        return kernel
+
+    def refuse(self, function: Any, why: Exception) -> None:
+        """Leave a function to Triton from now on."""
+        self._kernels[function] = None
+        name = _name_of(function)
+        self.refused[name] = str(why)
+        _log.warning("%s is left to Triton, which compiles it in each process: %s", name, why)
+
+
+def patch_triton(*packages: str | ModuleType) -> TritonPatch:
+    """Launch the `@triton.jit` functions of packages through the cache, without an edit of them.
+
+    packages: modules or their names, such as "liger_kernel"; their submodules count, whether they
+        are imported already or later.
+
+    A function that jitkern does not take, or a launch that it refuses, goes to Triton as before,
+    with a warning; `refused` of the result lists them. A launch returns None, where Triton returns
+    its compiled kernel. `wrap_triton` and `torch.compile` take the functions as before. Holds until
+    `undo()`, or to the end of a `with`. Raises TypeError for what is no package.
+    """
+    names = tuple(p.__name__ if isinstance(p, ModuleType) else p for p in packages)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TypeError("patch_triton takes packages: modules or their names")
+    patch = TritonPatch(names)
+    if not _patches:
+        for kind in _launchers():
+            kind.run = _through_the_cache(kind.run)
+    _patches.append(patch)
+    return patch
+
+
+def _launchers() -> tuple[Any, ...]:
+    """The classes of Triton that launch."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction, Autotuner, Heuristics
+
+
+def _through_the_cache(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(function: Any, /, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
+        for patch in () if warmup else _patches:
+            if kernel := patch.kernel_of(function):
+                try:
+                    return kernel(*args, grid=grid, **keywords)
+                except _REFUSALS as e:
+                    patch.refuse(function, e)
+        return original(function, *args, grid=grid, warmup=warmup, **keywords)
+
+    return run
+
+
+def _name_of(function: Any) -> str:
+    plain = source.triton_decorators.inner(function)
+    return f"{plain.__module__}:{plain.__name__}"

@@ -1,0 +1,162 @@
+"""`patch_triton`: a package's own launches go through the cache."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from helpers import needs_triton
+
+import jitkern
+from jitkern.errors import LaunchError
+from jitkern.raw import patch as patching
+
+pytestmark = needs_triton
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def helper(x):
+    return 2 * x
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % 128 == 0})
+@triton.jit
+def tuned(out, x, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, helper(tl.load(x + i, mask=i < n)), mask=i < n)
+
+@triton.jit
+def double(out, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, helper(tl.load(x + i, mask=i < n)), mask=i < n)
+
+def doubled(x, kernel=double, **options):
+    out = x.new_empty(x.shape)
+    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](out, x, x.numel(), **options)
+    return out
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    (tmp_path / "patched_library" / "ops").mkdir(parents=True)
+    (tmp_path / "patched_library" / "__init__.py").write_text("")
+    (tmp_path / "patched_library" / "ops" / "__init__.py").write_text("")
+    (tmp_path / "patched_library" / "ops" / "kernels.py").write_text(KERNELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "patched_library"
+    for name in [name for name in sys.modules if name.startswith("patched_library")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The launches that reach jitkern; None of them runs."""
+    seen = []
+
+    def made(function):
+        def kernel(*args, grid, **keywords):
+            seen.append((function, args, keywords))
+
+        return kernel
+
+    monkeypatch.setattr(patching, "triton_kernel", made)
+    return seen
+
+
+def kernels_of(library):
+    __import__(f"{library}.ops.kernels")
+    return sys.modules[f"{library}.ops.kernels"]
+
+
+def test_a_package_launches_through_the_cache_until_undone(library, launches):
+    with jitkern.patch_triton(library) as patch:
+        kernels = kernels_of(library)  # imported after the patch
+        for kernel in (kernels.double, kernels.tuned):
+            kernels.doubled(torch.zeros(128), kernel, num_warps=8)
+    assert [function for function, _, _ in launches] == [kernels.double, kernels.tuned]
+    assert [keywords for _, _, keywords in launches] == [{"num_warps": 8}] * 2
+    assert patch.taken == [f"{library}.ops.kernels:double", f"{library}.ops.kernels:tuned"]
+    with pytest.raises(Exception, match=r"driver|CUDA|Pointer|cpu"):
+        kernels.doubled(torch.zeros(128), BLOCK=64)  # Triton, which finds no tensor of a GPU
+    assert len(launches) == 2
+
+
+def test_other_packages_stay_with_triton(library, launches):
+    kernels = kernels_of(library)
+    with (
+        jitkern.patch_triton("patched"),
+        pytest.raises(Exception, match=r"driver|CUDA|Pointer|cpu"),
+    ):
+        kernels.doubled(torch.zeros(128), BLOCK=64)
+    assert not launches
+
+
+def test_patches_are_undone_in_any_order(library, launches):
+    first, second = jitkern.patch_triton(library), jitkern.patch_triton(kernels_of(library))
+    first.undo()
+    first.undo()
+    kernels_of(library).doubled(torch.zeros(128), BLOCK=64)
+    assert (len(first.taken), len(second.taken), len(launches)) == (0, 1, 1)
+    second.undo()
+    with pytest.raises(Exception, match=r"driver|CUDA|Pointer|cpu"):
+        kernels_of(library).doubled(torch.zeros(128), BLOCK=64)
+
+
+def test_what_is_refused_goes_to_triton_with_a_warning(library, monkeypatch, caplog):
+    tried = []
+
+    def made(function):
+        def kernel(*args, grid, **keywords):
+            tried.append(function)
+            raise LaunchError("it cannot be")
+
+        return kernel
+
+    monkeypatch.setattr(patching, "triton_kernel", made)
+    kernels = kernels_of(library)
+    with jitkern.patch_triton(library) as patch:
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"driver|CUDA|Pointer|cpu"):
+                kernels.doubled(torch.zeros(128), BLOCK=64)
+    assert tried == [kernels.double]
+    assert patch.refused == {f"{library}.ops.kernels:double": "it cannot be"}
+    assert not patch.taken
+    assert caplog.text.count("double is left to Triton") == 1
+
+
+@pytest.mark.parametrize("packages", [(), ("",), (3,)])
+def test_what_is_no_package_is_refused(packages):
+    with pytest.raises(TypeError, match="modules or their names"):
+        jitkern.patch_triton(*packages)
+
+
+@pytest.mark.gpu
+def test_a_patched_package_computes_the_same(library):
+    kernels = kernels_of(library)
+    x = torch.randn(1000, device="cuda")
+    with jitkern.patch_triton(library) as patch:
+        assert kernels.doubled(x, BLOCK=128).equal(2 * x)
+        assert kernels.doubled(x, kernels.tuned).equal(2 * x)
+    assert len(patch.taken) == 2
+    assert not patch.refused
+    assert not kernels.double.device_caches  # Triton compiled nothing
+
+
+@pytest.mark.gpu
+def test_a_patched_kernel_below_wrap_triton_and_compile(library):
+    kernels = kernels_of(library)
+    x = torch.randn(1000, device="cuda")
+
+    def doubled(x):
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(kernels.double)[(8,)](out, x, x.numel(), BLOCK=128)
+        return out
+
+    with jitkern.patch_triton(library):
+        assert doubled(x).equal(2 * x)
+        assert torch.compile(doubled, fullgraph=True)(x).equal(2 * x)
