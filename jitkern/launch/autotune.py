@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jitkern import config, jit, launch as room
+from jitkern import config, jit, launch as room, source as sources
 from jitkern.cache import records
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key, label_of
@@ -26,6 +26,7 @@ from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.key import source_inputs
 from jitkern.source.kinds import Source
+from jitkern.source.triton_decorators import TritonConfig
 from jitkern.source.triton_text import TritonFunction
 from jitkern.target import Target
 
@@ -194,7 +195,7 @@ def choose(
         ) from problem
     report = {
         "choice": best,
-        "configs": list(map(repr, configs)),
+        "configs": _spelled(configs, source),
         "milliseconds": [t if t < 1e9 else None for t in times],
         "reasons": [result.reason for result in results],
         "model": model,
@@ -222,12 +223,24 @@ def _key(
 ) -> Key:  # fmt: skip
     inputs = {
         **source_inputs(source, closure_of(source)), "flags": list(source.flags),
-        "function": function, "model": model, "configs": list(map(repr, configs)),
+        "function": function, "model": model, "configs": _spelled(configs, source),
         "situation": {name: repr(value) for name, value in situation},
     }  # fmt: skip
     place = str(target.for_device_code())
     label = label_of(op, f"choice.{function}" if function else "choice", place)
     return records.key_of("choice", op, place, label, inputs)
+
+
+def _spelled(configs: Sequence[Any], source: Source) -> list[str]:
+    """Return a text of each configuration that is the same in each process."""
+
+    def plain(config: Any) -> Any:
+        if not isinstance(config, TritonConfig):
+            return config
+        pairs = ((n, sources.constants.encoded(v, source)) for n, v in config.constexprs)
+        return config._replace(constexprs=tuple(pairs))
+
+    return [repr(plain(config)) for config in configs]
 
 
 def _number(content: Any, configs: Sequence[Any]) -> int:

@@ -130,12 +130,13 @@ def variant_of(
     where: the name of the op in errors, by default the op itself.
     """
     where = where or op
-    template = tuple((name, _constant(where, name, value)) for name, value in call.template)
     if source.kind != "triton":
+        template = tuple((name, _constant(where, name, value)) for name, value in call.template)
         return Variant(op, unit_of(source, call.function), call.function, template), None
     declared = declared_in(where, source, call.function)
-    explicit = dict(template)
-    template += tuple(item for item in declared.defaults if item[0] not in explicit)
+    explicit = dict(call.template)
+    values = *call.template, *(item for item in declared.defaults if item[0] not in explicit)
+    template = tuple((name, _constexpr(where, name, value, source)) for name, value in values)
     names = [name for name in declared.parameters if name not in dict(template)]
     unset = [name for name in names if name in declared.constexprs]
     unknown = [name for name, _ in template if name not in declared.parameters]
@@ -162,7 +163,8 @@ def variant_of(
         (name, int(call.keywords[name])) for name in TRITON_OPTIONS if name in call.keywords
     )
     positions = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
-    return Variant(op, source, call.function, template, signature, options), positions
+    unit = unit_of(source, call.function, template)
+    return Variant(op, unit, call.function, template, signature, options), positions
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
@@ -176,6 +178,19 @@ def _constant(op: str, name: str, value: Any) -> Constant:
         f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
         f"dtypes that kernels know are {dtypes}: convert the tensor, or refuse its dtype"
     )
+
+
+def _constexpr(op: str, name: str, value: Any, source: Source) -> Constant:
+    if type(value) is int or type(value) is bool:
+        return value
+    try:
+        return room.constants.encoded(value, source)
+    except room.constants.NotConstant as e:
+        raise LaunchError(
+            f"{op}: the constexpr {name}={value!r} cannot be compiled in ({e}): pass a number, a "
+            "bool, a string, None, a dtype, a member of an enum, a `@triton.jit` function, or "
+            "tuples of these"
+        ) from None
 
 
 def _triton_class(arg: Any, annotated: str, *, special: bool, aligned: bool) -> str:

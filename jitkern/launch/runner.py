@@ -164,11 +164,12 @@ class Runner:
         return self._of(call).compiled
 
     def _of(self, call: Call) -> PreparedLaunch:
-        form, pair = _form(call), None
+        form: tuple[Any, ...] = _form(call)
+        pair = None
         is_triton = self.source.kind == "triton"
         if is_triton:  # whose variant depends on the arguments, too
             pair = variant_of(self.op, self.source, call, self.where)
-            form += (pair[0].signature, pair[0].options)
+            form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options)
         if form not in self._ready:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)

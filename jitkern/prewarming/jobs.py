@@ -301,9 +301,8 @@ def _kernel(item: JobItem) -> Kernel:
         source = next((one for one in sources if one.kind == item.kind), None)
         if source is None:
             raise DeclarationError(f"{here}: {item.module} declares it otherwise; install the same")
-        function = item.named[0]
-        if function and source.kind != "triton":
-            source = unit_of(source, function)
+        if item.named[0]:
+            source = unit_of(source, *item.named[:2])
         variant = Variant(item.op, source, *item.named)
     differences = explain.differences(jit.key_of(variant, target).inputs, item.inputs)
     if item.inputs and differences:

@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jitkern import config, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, all_configurations, declared_in, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
-from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Triton, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS
 from jitkern.source.triton_text import functions
@@ -100,11 +97,11 @@ class TritonKernel(RawKernel):
         computed |= {name for name, _ in declared.heuristics} | dict(declared.defaults).keys()
         missing = [n for n in declared.parameters if n not in named and n not in computed]
         if missing:
-            read = " (a default is read where it is a number)" * (missing[0] in declared.constexprs)
+            read = " (a default is read where it is a literal)" * (
+                missing[0] in declared.constexprs
+            )
             raise LaunchError(f"{listed} got no value for `{missing[0]}`{read}")
-        template = [
-            (name, _plain(value)) for name, value in named.items() if name in declared.constexprs
-        ]
+        template = [(n, value) for n, value in named.items() if n in declared.constexprs]
         rest = [
             named[name]
             for name in declared.parameters
@@ -178,11 +175,3 @@ def _definition_of(function: Any) -> tuple[Path | None, str, str]:
     path = Path(plain.__code__.co_filename).absolute()
     name = source.triton_function.name_of(function)
     return path, getattr(module, "__package__", "") or "", name
-
-
-def _plain(value: Any) -> Any:
-    """Return a constexpr as launches take it: a dtype of Triton becomes one of Torch."""
-    if type(value).__module__.startswith("triton.") and hasattr(value, "name"):
-        torch_names = {n: d.torch for d in DTYPES.values() for n in (d.triton, d.language)}
-        return getattr(torch, torch_names.get(value.name, value.name), value)
-    return value

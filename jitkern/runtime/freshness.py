@@ -111,9 +111,8 @@ def holds(op: str, source: Source, target: Target, content: dict[str, Any]) -> b
 
 
 def _variant(op: str, source: Source, function: str, *parts: Any) -> Variant:
-    if source.kind != "triton":
-        source = sources.defining_file.unit_of(source, function)
     template, signature, options = map(_in_tuples, parts)
+    source = sources.defining_file.unit_of(source, function, template)
     return Variant(op, source, function, template, signature, options)
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jitkern.source import (
         build_environment as build_environment,
         closure as closure,
+        constants as constants,
         cpp_text as cpp_text,
         defining_file as defining_file,
         dtypes as dtypes,

@@ -246,7 +246,7 @@ class _Modules:
     def files(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield (label, path, content) of each file."""
         folder = Path(self._source.folder)
-        queue = self._source.paths
+        queue = [*self._source.paths, *(Path(folder, file) for file in self._source.others)]
         visited: set[Path] = set()
         while queue:
             path = queue.pop()

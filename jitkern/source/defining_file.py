@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import source as room
 from jitkern.errors import DeclarationError
+from jitkern.source.dtypes import Constant
 from jitkern.source.kinds import Source
 
 if TYPE_CHECKING:
     from jitkern.source.cpp_text import CppFunction
 
 
-def unit_of(source: Source, function: str) -> Source:
-    """The source with only the file that defines `function`.
+def unit_of(source: Source, function: str, template: Iterable[tuple[str, Constant]] = ()) -> Source:
+    """The source with only the file that defines `function`; `others` names the rest.
 
     If no file visibly defines the function (a macro or header may), take the only file that
-    mentions it. Raises DeclarationError if no file or several files are left.
+    mentions it. Raises DeclarationError if no file or several files are left. Those of functions
+    among the constexprs of a Triton kernel are its `others`.
     """
+    if source.kind == "triton" and any(isinstance(value, str) for _, value in template):
+        files = room.constants.files_of(value for _, value in template)
+        return source.replace(others=tuple(files)) if files else source
     if len(source.files) == 1:
         return source
     texts = {

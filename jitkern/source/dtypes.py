@@ -8,7 +8,7 @@ from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
-Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
+Constant = str | int | float | bool  # a template argument, see `constants`: a str is a text
 
 _F32 = 2**128 - 2**103  # the least integer that rounds to infinity
 _F64 = 2**1024 - 2**970

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jitkern import config, source as room
 from jitkern.errors import DeclarationError, call_site
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import Constant
+from jitkern.source.dtypes import DTYPES, Constant
 
 if TYPE_CHECKING:
     import inspect
@@ -534,11 +534,22 @@ class Variant(NamedTuple):
     signature: tuple[str, ...] = ()
     options: tuple[tuple[str, int], ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Variant) or not tuple.__eq__(self, other):
+            return False
+        return repr(self.template) == repr(other.template)  # 1 == 1.0 == True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
     @property
     def label(self) -> str:
         """A short readable name, not unique: `f32`, `rows.f16.BLOCK1024`."""
         base = self.op.split("::")[-1]
-        values = [v if isinstance(v, str) else f"{name}{v}" for name, v in self.template]
+        values = [v if v in DTYPES else f"{name}{v}" for name, v in self.template]
         if self.source.kind == "triton":
             codes = {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
             values = sorted(codes) + values

@@ -14,7 +14,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import Constant
 
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
 
@@ -31,7 +30,7 @@ class UnsupportedDecorator(Exception):
 class TritonConfig(NamedTuple):
     """A `triton.Config`: constexprs, and compile options such as num_warps."""
 
-    constexprs: tuple[tuple[str, Constant], ...]
+    constexprs: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, int], ...]
 
 

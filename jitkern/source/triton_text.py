@@ -40,6 +40,7 @@ _TYPES = {  # the names of types in annotations, without `tl.`
     "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",
     **{name: code for code, d in DTYPES.items() for name in (d.torch, d.triton, d.language)},
 }  # fmt: skip
+_NUMBERS = (int, float, type(None))
 _NARROW = {  # floats that a launch passes only in a tensor
     name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
@@ -63,8 +64,10 @@ class TritonFunction(NamedTuple):
 
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
-    defaults: tuple[tuple[str, Constant], ...]  # of constexprs, where they are literals
-    passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
+    defaults: tuple[tuple[str, Any], ...]  # of constexprs, where they are literals
+    passed: tuple[
+        tuple[str, Constant | None], ...
+    ]  # of the other parameters, where numbers or None
     annotated: tuple[tuple[str, str], ...]  # `n: tl.int64`: the type, whatever the argument
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
@@ -75,7 +78,7 @@ class TritonFunction(NamedTuple):
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
 
-    def of_config(self, config: TritonConfig) -> dict[str, Constant]:
+    def of_config(self, config: TritonConfig) -> dict[str, Any]:
         """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
         options = {name: value for name, value in config.options if name in self.parameters}
         return {**options, **dict(config.constexprs)}
@@ -139,7 +142,7 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
 def declared(found: Decorators, path: str) -> TritonFunction:
     """The function below decorators, as its text declares it. Raises CompileError.
 
-    Its annotations are texts; a default that is no literal is another value than a number or None.
+    Its annotations are texts; a default that is no literal is an ellipsis.
     """
     function = unwrapped(found.function)
     names = parameters_of(function)
@@ -151,13 +154,13 @@ def declared(found: Decorators, path: str) -> TritonFunction:
     constexprs = frozenset(name for name in names if "constexpr" in texts[name])
     last = reversed(names[: function.__code__.co_argcount])
     given = dict(zip(last, reversed(function.__defaults__ or ()))) | (function.__kwdefaults__ or {})
-    numbers = [(name, given[name]) for name in names if name in given]
-    numbers = [(name, v) for name, v in numbers if isinstance(v, (int, float, type(None)))]
+    literals = [(name, given[name]) for name in names if name in given]
+    literals = [(name, v) for name, v in literals if isinstance(v, (*_NUMBERS, str, tuple))]
     return TritonFunction(
         tuple(names),
         constexprs,
-        tuple((n, v) for n, v in numbers if n in constexprs and v is not None),
-        tuple((n, v) for n, v in numbers if n not in constexprs),
+        tuple((n, v) for n, v in literals if n in constexprs),
+        tuple((n, v) for n, v in literals if n not in constexprs and isinstance(v, _NUMBERS)),
         annotated,
         *found[1:],
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import linecache
+import math
 import sys
 
 import pytest
@@ -13,6 +15,7 @@ from helpers import H100, needs_triton
 import jitkern
 from jitkern import jit
 from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.source import constants
 from jitkern.source.kinds import Triton
 
 TRITON = """
@@ -98,6 +101,102 @@ def test_a_triton_function_object_and_a_file(package, tmp_path):
     assert (by_path.function, by_path.source.package) == ("add", "")
     (variant,) = by_object.variants(*tensors(), 1000, BLOCK=128, DTYPE=tl.int32)
     assert variant.template == (("BLOCK", 128), ("DTYPE", "i32"))
+
+
+CONSTEXPRS = """
+import enum
+import triton
+import triton.language as tl
+
+class Mode(enum.Enum):
+    MEAN = "mean"
+    SUM = "sum"
+
+MEAN = tl.constexpr(Mode.MEAN)
+
+@triton.jit
+def own(x):
+    return -x
+
+@triton.jit
+def k(out, x, V: tl.constexpr = "mean", W: tl.constexpr = None):
+    v = tl.load(x)
+    if V is None:
+        v += 1
+    elif V == "mean":
+        v += 2
+    elif V == MEAN:
+        v += 3
+    if W is not None:
+        v = W[1][0](v.to(W[0]))
+        v += W[1][1]
+    tl.store(out, v)
+"""
+ACTS = "import triton\n\n@triton.jit\ndef twice(x):\n    return 2 * x\n"
+
+
+@needs_triton
+def test_constexprs_are_all_that_triton_takes(tmp_path, monkeypatch):
+    package = tmp_path / "constlib"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "consts.py").write_text(CONSTEXPRS)
+    (package / "acts.py").write_text(ACTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import triton.language as tl
+    from constlib import acts, consts
+
+    k = jitkern.triton_kernel(consts.k)
+    x = torch.zeros(4, device="meta")
+    tuples = [
+        (tl.float32, (f, v)) for f in (consts.own, acts.twice) for v in (1, 1.0, float("inf"))
+    ]
+    given = [{}, {"V": None}, {"V": "sum"}, {"V": consts.Mode.MEAN}, *({"W": w} for w in tuples)]
+    entries = [k.compile(x, x, target=H100, **constexprs)[0] for constexprs in given]
+    assert k.compile(x, x, target=H100, V="mean", W=None)[0].path == entries[0].path
+    assert len({entry.read("kernel.cubin") for entry in entries}) == len(given) - 2  # 1 and 1.0
+    assert len({entry.path for entry in entries}) == len(given)
+    templates = [dict(e.manifest.inputs["variant"]["template"]) for e in entries]
+    assert templates[3]["V"] == "enum('', 'Mode', 'mean')"
+    assert templates[4]["W"] == "(f32, (function('', '', 'own'), 1, ), )"
+    assert templates[9]["W"] == "(f32, (function('acts.py', 'constlib.acts', 'twice'), inf, ), )"
+
+
+@needs_triton
+def test_the_file_of_a_function_as_constexpr_is_in_the_key(package, tmp_path):
+    (tmp_path / "elsewhere.py").write_text(ACTS)
+    (package / "consts.py").write_text(CONSTEXPRS)
+    import elsewhere
+    import triton.language as tl
+
+    k = jitkern.triton_kernel(f"{package}/consts.py:k")
+    x = torch.zeros(4, device="meta")
+    paths = []
+    for text in (ACTS, ACTS.replace("2", "3"), ACTS):
+        (tmp_path / "elsewhere.py").write_text(text)
+        (entry,) = k.compile(x, x, W=(tl.float32, (elsewhere.twice, 1)), target=H100)
+        paths.append(entry.path)
+    assert paths[0] == paths[2] != paths[1]
+
+    class Local(enum.Enum):
+        A = 1
+
+    for value in (Local.A, [1], object()):
+        with pytest.raises(LaunchError, match="the constexpr V=.* cannot be compiled in"):
+            k.variants(x, x, V=value)
+
+
+def test_constants_that_are_equal_stay_apart(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    values = [1, 1.0, True, 0, 0.0, -0.0, False, "1", "f32", torch.float32, (1,), (1.0,), (), None]
+    variants = [k.variants(*tensors(), 1000, BLOCK=8, DTYPE=value)[0] for value in values]
+    assert len({*variants}) == len(values)
+    source = k.source
+    for value in (*values, ("a'b\n", (-1, (float("-inf"),)), None), "\ud800"):
+        constant = json.loads(json.dumps(constants.encoded(value, source)))
+        assert repr(constants.decoded(constant, {"f32": torch.float32}.get, None)) == repr(value)
+    nan = constants.encoded(float("nan"), source)
+    assert math.isnan(constants.decoded(nan, None, None))
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import io
 import json
+import operator
 import os
 import queue
 import re
@@ -27,6 +28,7 @@ from jitkern.compilers.cuda import ptx
 from jitkern.compilers.triton.origins import Origins
 from jitkern.files import trust
 from jitkern.source import triton_decorators, triton_globals, triton_text
+from jitkern.source.constants import decoded
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
@@ -152,7 +154,8 @@ def _compile(
     fn = _function(module, variant)
     origins = Origins(covered)
     origins.follow(vars(module), variant.function)
-    template = {name: _constant(value) for name, value in variant.template}
+    of = Constants(module, variant.source, origins)
+    template = {name: decoded(value, of.dtype, of.find) for name, value in variant.template}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -259,6 +262,10 @@ def _module(source: Source) -> ModuleType:
     path = source.paths[0]
     if source.package:
         return importlib.import_module(f"{source.package}.{path.stem}")
+    return _of_file(path)
+
+
+def _of_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
     assert spec and spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -266,11 +273,33 @@ def _module(source: Source) -> ModuleType:
     return module
 
 
-def _constant(value: Any) -> Any:
-    """The value of a constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
-    import triton.language as tl
+class Constants:
+    """The values of constexprs that their texts only name. module: the kernel's own."""
 
-    return getattr(tl, DTYPES[value].language) if isinstance(value, str) else value
+    def __init__(self, module: ModuleType, source: Source, origins: Origins) -> None:
+        self._own, self._source, self._origins = module, source, origins
+
+    def dtype(self, code: str) -> Any:
+        import triton.language as tl
+
+        return getattr(tl, DTYPES[code].language)
+
+    def find(self, kind: str, *words: Any) -> Any:
+        """Return what `constants.decoded` asks for."""
+        file, module, name = words if kind == "function" else ("", *words[:2])
+        path = Path(os.path.realpath(Path(self._source.folder, file)))
+        home = self._own
+        if module:
+            home = importlib.import_module(module)
+        elif file:
+            home = _of_file(path)
+        found = operator.attrgetter(name)(home)
+        if kind == "enum":
+            return found(words[2])
+        if file and os.path.realpath(str(home.__file__)) != str(path):
+            raise ImportError(f"`{module}` is {home.__file__} here, and {path} where it is passed")
+        self._origins.follow(vars(home), name)
+        return found
 
 
 def _explain(e: Exception, variant: Variant) -> str:

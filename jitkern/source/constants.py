@@ -1,0 +1,138 @@
+"""Template arguments and constexprs as plain data: numbers as they are, all else as a text.
+
+A text is an expression: `f32` is a dtype, `'mean'` a string; `None`, `nan` and `(1, f32)` are what
+they say; `enum('lib.modes', 'Mode', 2)` is a member of an enum, and `function('../act.py',
+'lib.act', 'relu')` a `@triton.jit` function. A file or module is "" where it is the kernel's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from jitkern import source as room
+from jitkern.source.dtypes import DTYPES, Constant, codes_of_torch
+from jitkern.source.kinds import Source
+from jitkern.source.triton_decorators import Standin, inner
+
+_CODES = {name: code for code, d in DTYPES.items() for name in (d.triton, d.language)}  # of Triton
+
+
+class NotConstant(Exception):
+    """A value cannot be compiled in; the message says why."""
+
+
+def encoded(value: Any, source: Source) -> Constant:  # noqa: PLR0911  a table of cases
+    """Return a constant of a kernel of this source as plain data. Raises NotConstant."""
+    if type(value) is int or type(value) is bool:
+        return value
+    if isinstance(value, enum.Enum):
+        return _enum(value, source)
+    if isinstance(value, bool):  # a Symbol
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        value = float(value)
+        return value if math.isfinite(value) else str(value)
+    if value is None:
+        return "None"
+    if isinstance(value, str):
+        return repr(str(value))
+    if isinstance(value, tuple) and type(value).__name__ in ("tuple", "Size"):
+        return f"({''.join(f'{_text(item, source)}, ' for item in value)})"
+    if code := codes_of_torch().get(value) if type(value).__module__ == "torch" else None:
+        return code
+    return _of_triton(value, source)
+
+
+def decoded(constant: Any, dtype: Callable[[str], Any], find: Callable[..., Any]) -> Any:
+    """Return the value of a constant.
+
+    dtype: returns the dtype with a short name. find: returns a member of an enum or a function,
+    from `"enum"`, module, name and value, or from `"function"`, file, module and name.
+    """
+
+    def of(node: Any) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp):
+            return -of(node.operand)
+        if isinstance(node, ast.Tuple):
+            return tuple(map(of, node.elts))
+        if isinstance(node, ast.Call):
+            assert isinstance(node.func, ast.Name)
+            return find(node.func.id, *map(of, node.args))
+        return float(node.id) if node.id in ("nan", "inf") else dtype(node.id)
+
+    return of(_parsed(constant)) if isinstance(constant, str) else constant
+
+
+def files_of(constants: Iterable[Constant]) -> list[str]:
+    """Return the files of functions among constants, beside the kernel's own."""
+    texts = [text for text in constants if isinstance(text, str) and "function(" in text]
+    calls = [
+        node for text in texts for node in ast.walk(_parsed(text)) if isinstance(node, ast.Call)
+    ]
+    named = [
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "function"
+        and isinstance(call.args[0], ast.Constant)
+    ]
+    return sorted({str(file) for file in named if file})
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _text(value: Any, source: Source) -> str:
+    constant = encoded(value, source)
+    return constant if isinstance(constant, str) else repr(constant)
+
+
+def _enum(value: enum.Enum, source: Source) -> str:
+    kind = type(value)
+    name = kind.__qualname__
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    own = file and not source.text and os.path.realpath(file) == os.path.realpath(source.paths[0])
+    if "<locals>" in name or (kind.__module__ == "__main__" and not own):
+        raise NotConstant(f"{name} is an enum of no module: define it at the top of a module")
+    return f"enum({'' if own else kind.__module__!r}, {name!r}, {_text(value.value, source)})"
+
+
+def _of_triton(value: Any, source: Source) -> Constant:
+    """Return a dtype, constexpr or function of Triton, or what stands for one, as plain data."""
+    kind = type(value)
+    if kind is Standin and (code := _CODES.get(repr(value).rpartition(".")[2])):
+        return code
+    if kind.__module__.startswith("triton."):
+        if kind.__name__ == "constexpr":
+            return encoded(value.value, source)
+        if kind.__name__ == "dtype" and value.name in _CODES:
+            return _CODES[value.name]
+        if isinstance(plain := inner(value), FunctionType) and plain is not value:
+            return _function(value, plain, source)
+    raise NotConstant(f"a {kind.__name__} is none of what can be")
+
+
+def _function(value: Any, plain: FunctionType, source: Source) -> str:
+    module = plain.__module__
+    if module.partition(".")[0] == "triton":  # whose version is in the key
+        return f"function('', {module!r}, {plain.__qualname__!r})"
+    if source.text or not room.triton_function.in_file(plain):
+        raise NotConstant(f"`{plain.__name__}` or the kernel is in no file: put both into files")
+    path, name = os.path.realpath(plain.__code__.co_filename), room.triton_function.name_of(value)
+    if path == os.path.realpath(source.paths[0]):
+        return f"function('', '', {name!r})"
+    file = Path(os.path.relpath(path, source.folder)).as_posix()
+    return f"function({file!r}, {'' if module == '__main__' else module!r}, {name!r})"
