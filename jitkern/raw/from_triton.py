@@ -16,8 +16,9 @@ from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, all_configurations, declared_in, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
-from jitkern.source.kinds import Triton, Variant
+from jitkern.source.kinds import Source, Triton, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS
+from jitkern.source.triton_globals import live_function
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
@@ -27,7 +28,35 @@ _KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
 
 
 class TritonKernel(RawKernel):
-    """A Triton function: `k(x, n, grid=…, BLOCK=128)`, or as Triton has it `k[grid](x, n, 128)`."""
+    """A Triton function: `k(x, n, grid=…, BLOCK=128)`, or as Triton has it `k[grid](x, n, 128)`.
+
+    Where this process has imported the function, `torch.library.wrap_triton` and `torch.compile`
+    take the kernel for it: it has the class and the attributes of the function.
+    """
+
+    def __init__(
+        self, source: Source, function: str, target: Target | None, live: Any = None
+    ) -> None:
+        super().__init__(source, function, target)
+        self._live = live
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the function, for `isinstance`; without it, TritonKernel."""
+        live = self._function()
+        return TritonKernel if live is None else type(live)
+
+    def __getattr__(self, name: str) -> Any:
+        live = None if name.startswith("_") else self._function()
+        if live is None:
+            raise AttributeError(f"'TritonKernel' object has no attribute {name!r}")
+        return getattr(live, name)
+
+    def _function(self) -> Any:
+        """Return the function as this process has imported it; None where it has not."""
+        if self._live is None:
+            self._live = live_function(self.source, self.function)
+        return self._live
 
     def __call__(self, *args: Any, grid: Any, **keywords: Any) -> None:
         """Launch the kernel on the current stream of its tensors' device.
@@ -40,6 +69,15 @@ class TritonKernel(RawKernel):
         except BaseException as e:
             config.trim(e)
             raise
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+        """Launch, or for a `warmup` compile: what Torch and decorators call of a function."""
+        unset = {"num_ctas": 1, "maxnreg": None}
+        given = {name: v for name, v in keywords.items() if unset.get(name, ...) != v}
+        if warmup:
+            self.compile(*args, **given)
+        else:
+            self(*args, grid=grid, **given)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.__call__, grid=grid)
@@ -133,7 +171,7 @@ def triton_kernel(
         definition, package, name = _definition_of(function)
         if definition is None:
             cell = Triton(function, environment=environment)
-            return TritonKernel(cell, name, target_of(target))
+            return TritonKernel(cell, name, target_of(target), function)
         path = definition
     declared = functions(path)
     if not isinstance(function, str):
@@ -144,7 +182,9 @@ def triton_kernel(
             f"it has: {', '.join(declared) or 'none'}"
         )
     file = Triton(path.name, folder=str(path.parent), package=package, environment=environment)
-    return TritonKernel(file, name, target_of(target))
+    return TritonKernel(
+        file, name, target_of(target), None if isinstance(function, str) else function
+    )
 
 
 def _module(name: str) -> tuple[Path, str]:

@@ -54,6 +54,15 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
                 )
 
 
+def live_function(source: Source, function: str) -> Any:
+    """Return a Triton function of a source's file as this process has imported it, or None."""
+    if not source.text:
+        for names in _of_file(os.path.realpath(source.paths[0])):
+            if type(value := names.get(function)).__module__.startswith("triton."):
+                return value
+    return None
+
+
 def _of_file(path: str) -> Iterator[dict[str, Any]]:
     """The names of each module that this process has imported from a file."""
     last = os.path.basename(path)  # noqa: PTH119  of each imported module

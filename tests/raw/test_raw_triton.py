@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import json
 import linecache
 import math
@@ -11,6 +12,7 @@ import sys
 import pytest
 import torch
 from helpers import H100, needs_triton
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitkern
 from jitkern import jit
@@ -428,6 +430,85 @@ def test_a_script_that_uses_its_kernel_unguarded_is_told_so(tmp_path, run_python
     run = f"k = __import__('jitkern').triton_kernel('script.py:add')\nimport torch; x = torch.zeros(64, device='meta')\nk.compile(x, x, x, 64, BLOCK=64, target={H100!r})"
     done = run_python(run)
     assert "put that call below `if __name__ == '__main__':`" in done.stderr
+
+
+TORCH = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale(out, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128)], key=["n"])
+@triton.jit
+def tuned(out, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+"""
+
+
+@pytest.fixture
+def twice(tmp_path, monkeypatch):
+    """Makes a function of a tensor that launches a kernel, bare or by `wrap_triton`."""
+    name = f"torchlib_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+
+    def make(form):
+        function, constexprs = ("tuned", {}) if "tuned" in form else ("scale", {"BLOCK": 128})
+        named = f"{name}:{function}" if "name" in form else getattr(module, function)
+        kernel = jitkern.triton_kernel(named)
+
+        def wrapped(x):
+            out = torch.empty_like(x)
+            launched = torch.library.wrap_triton(kernel) if "wrap" in form else kernel
+            launched[lambda meta: (-(-x.numel() // meta["BLOCK"]),)](
+                out, x, x.numel(), **constexprs
+            )
+            return out
+
+        return wrapped
+
+    return make
+
+
+FORMS = ["scale", "scale wrap", "scale name wrap", "tuned", "tuned wrap"]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore")  # Torch warns where it has no device to compile for
+@pytest.mark.parametrize("form", FORMS)
+def test_torch_takes_a_kernel_for_a_triton_function(twice, form, monkeypatch):
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)  # without a device
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return lambda *args: args
+
+    torch.compile(twice(form), fullgraph=True, backend=backend)(torch.zeros(200))
+    if "wrap" in form:
+        graphs.append(make_fx(twice(form), tracing_mode="fake")(torch.zeros(200)))
+    for graph in graphs:
+        (node,) = [n for n in graph.graph.nodes if "triton_kernel_wrapper" in str(n.target)]
+        assert node.kwargs["grid"] == ([(4, 1, 1), (2, 1, 1)] if "tuned" in form else [(2, 1, 1)])
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kernel_runs_as_torch_launches_it(twice, form):
+    x = torch.randn(200, device="cuda")
+    before = jitkern.stats()["compiles"]
+    assert torch.equal(twice(form)(x), 2 * x)
+    assert jitkern.stats()["compiles"] > before
+    for backend in ("eager", "aot_eager", "inductor"):
+        torch.compiler.reset()
+        compiled = torch.compile(twice(form), fullgraph=True, backend=backend)
+        assert torch.equal(compiled(x), 2 * x)
 
 
 @pytest.mark.gpu
