@@ -54,11 +54,12 @@ def dependencies(source: Source, target: Target, kernels: Sequence[Variant]) -> 
     content: files: each with its place and digest; absent: the places where no file may be;
     kernels' variants in place of both, where other things decide, too. Raises DeclarationError.
     """
-    requests = [jit.request.Request.of(kernel, target) for kernel in kernels]
+    with sources.closure.each_once():
+        requests = [jit.request.Request.of(kernel, target) for kernel in kernels]
+        whole = jit.request.Request.of(Variant("", source), target)  # all units
     references = [reference_to(request.key) for request in requests]
     variants = [[v.function, v.template, v.signature, v.options] for v in kernels]
     by_key = Dependencies(references, {"variants": variants})
-    whole = jit.request.Request.of(Variant("", source), target)  # all units
     closures = [request.closure for request in (whole, *requests)]
     if not _by_files(source) or any(closure.absent is None for closure in closures):
         return by_key

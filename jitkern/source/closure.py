@@ -13,10 +13,12 @@ The files that compiler, assembler and linker opened are compared with this afte
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,7 @@ _SYSTEM = ("/usr/include", "/usr/lib")  # files there come with the compiler
 _NEVER_COMPILED = frozenset(  # suffixes of Python, and of files that scripts write beside them
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
+_known: ContextVar[dict[Source, Closure] | None] = ContextVar("_known", default=None)
 
 
 class Closure(NamedTuple):
@@ -53,11 +56,30 @@ class Closure(NamedTuple):
     absent: frozenset[str] | None = None
 
 
+@contextlib.contextmanager
+def each_once() -> Iterator[None]:
+    """Read the files of each source once within the block, for all of its variants."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 def closure_of(source: Source) -> Closure:
     """Return the files that `source` is compiled from, with their digests.
 
     Raises DeclarationError for a file that does not exist.
     """
+    known = _known.get()
+    if known is None:
+        return _closure_of(source)
+    if source not in known:
+        known[source] = _closure_of(source)
+    return known[source]
+
+
+def _closure_of(source: Source) -> Closure:
     if isinstance(source, Generated):
         digest = hashlib.sha256(source.text.encode()).hexdigest()
         return Closure({source.files[0]: digest}, {}, frozenset(), absent=frozenset())
