@@ -96,7 +96,7 @@ class FakeGpu:
         source = op.sources["cuda"][0]
         for variant in needs_of(op, source, "cuda", TARGET).variants:
             jit.ensure(variant, TARGET)
-        (traced,), reasons = traces_of(op, source, TARGET, [call])
+        (traced,), reasons, _ = traces_of(op, source, TARGET, [call], {})
         assert not reasons
         trace = traced.trace
         arities = [len(kernel.parameters) for kernel in trace.kernels]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -64,13 +65,15 @@ def reference_to(key: Key) -> Reference:
 class Reader:
     """Reads records, and what they refer to, under the settings of the moment.
 
-    look_up: `Cache.look_up`, of a target and a folder name.
+    Folders are listed once: records that others publish meanwhile are not found. look_up:
+    `Cache.look_up`, of a target and a folder name.
     """
 
     def __init__(self, settings: Config, look_up: LookUp) -> None:
         self._verify = settings.verify
         self._look_up = look_up
         self._layers = list(trust.layers(settings))
+        self._listed: dict[tuple[trust.Layer, str], dict[str, list[str]]] = {}
 
     def alternatives(self, *keys: Key) -> Iterator[Entry]:
         """Yield the records that differ from one of these keys in `which` alone, each once.
@@ -80,18 +83,28 @@ class Reader:
         wanted = {key.label: {**key.inputs, "which": None} for key in keys}
         found: set[str] = set()
         for layer in self._layers if keys else ():
-            try:
-                names = os.listdir(layer.root / VERSION / keys[0].target)
-            except OSError:
-                continue
-            for name in sorted(names):
-                inputs = wanted.get(name.rpartition("-")[0])
-                if inputs is None or name in found:
+            listed = self._names(layer, keys[0].target)
+            for name in sorted(name for label in wanted for name in listed.get(label, ())):
+                inputs = wanted[name.rpartition("-")[0]]
+                if name in found:
                     continue
                 entry = self._entry_in(layer, keys[0].target, name, "size", touch=False)
                 if entry and {**entry.manifest.inputs, "which": None} == inputs:
                     found.add(name)
                     yield entry
+
+    def changed(self) -> None:
+        """List folders anew: this process has published a record or removed one."""
+        self._listed.clear()
+
+    def _names(self, layer: trust.Layer, target: str) -> dict[str, list[str]]:
+        """Return the names of the entries of a layer for a target, by their labels."""
+        if (layer, target) not in self._listed:
+            listed = self._listed[layer, target] = defaultdict(list)
+            with suppress(OSError):
+                for name in os.listdir(layer.root / VERSION / target):
+                    listed[name.rpartition("-")[0]].append(name)
+        return self._listed[layer, target]
 
     def find(self, reference: Reference) -> Entry | None:
         """Return the entry that a reference names, whole and verified, or None."""

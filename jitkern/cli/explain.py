@@ -155,7 +155,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
     for problem in problems:
         yield ExplainRow(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
-    traces, reasons = prewarming.call_traces.traces_of(op, source, target, calls)
+    traces, reasons, _ = prewarming.call_traces.traces_of(op, source, target, calls, {})
     written = op.launch_function(source, target.device) if traces else None
     for traced, entry in prewarming.call_traces.kept(op, source, target, traces):
         label = entry.variant if entry else ".".join(("call", *class_of(traced.args)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jitkern import jit
 from jitkern.cache.entry import Entry
+from jitkern.cache.records import Reader
 from jitkern.jit import announcement
 from jitkern.op import recorder
 from jitkern.op.needed_kernels import units_of
@@ -27,6 +28,8 @@ from jitkern.prewarming.tasks import (
     reason_of,
 )
 from jitkern.runtime import binding
+from jitkern.runtime.records import reader
+from jitkern.source import closure
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target, this_platform
 
@@ -67,22 +70,25 @@ class _Work:
     refused: list[Result] = field(default_factory=list)
     launches: list[Result] = field(default_factory=list)
 
-    def recorded(self, calls: list[tuple[Any, ...]], entries: dict[Variant, Entry]) -> Recorded:
-        """Check calls, trace them, and publish their launch records. Raises CacheError.
+    def recorded(
+        self, calls: list[tuple[Any, ...]], entries: dict[Variant, Entry], read: Reader
+    ) -> Recorded:
+        """Trace calls, check those without a trace, and publish launch records. Raises CacheError.
 
         entries: of kernels that were looked up before.
         """
         op, source, target = self.group.op, self.group.source, self.group.target
         try:
-            if refused := refused_by(op, source, target, calls, entries):
+            traces, reasons, without = traces_of(op, source, target, calls, entries)
+            # A trace has made the checks of its launches.
+            if refused := refused_by(op, source, target, without, entries):
                 return Recorded(refused)
-            traces, reasons = traces_of(op, source, target, calls, entries)
             launches = [
                 Result(
                     op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
                     path=str(entry.path),
                 )
-                for entry, new in keep_all(op, source, target, traces)
+                for entry, new in keep_all(op, source, target, traces, read)
             ]  # fmt: skip
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             _log.debug("the calls of %s failed", op.name, exc_info=True)
@@ -117,6 +123,7 @@ class Builder:
         self._total = 0
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._works: list[_Work] = []
+        self._found: dict[Kernel, Entry] = {}
         self._results: dict[Kernel, Result] = {}
         self._broken: set[Kernel] = set()
         self._notes: set[str] = set()
@@ -140,10 +147,12 @@ class Builder:
         """Find or build kernels; after a failed build no more are begun, unless `keep_going`."""
         left = dict.fromkeys(kernels)
         if not self._stopped and not self._refresh:
-            for kernel in kernels:
-                if result := kernel.found():
-                    del left[kernel]
-                    self.take(kernel, result)
+            with closure.each_once():
+                for kernel in kernels:
+                    if entry := kernel.found():
+                        del left[kernel]
+                        self._found[kernel] = entry
+                        self.take(kernel, kernel.result("hit", path=str(entry.path)))
         if left and not self._stopped:
             built = (
                 self._elsewhere.built([*left], lambda: self._stopped) if self._elsewhere
@@ -158,11 +167,11 @@ class Builder:
 
     def _record(self, calls: Sequence[tuple[_Work, list[tuple[Any, ...]]]]) -> None:
         """Publish the launch records of calls whose kernels are there."""
-        entries = self._entries()
+        entries, read = self._entries(), reader()
 
         def recorded(number: int) -> Recorded:
             work, alike = calls[number]
-            return work.recorded(alike, entries[work.group.target])
+            return work.recorded(alike, entries[work.group.target], read)
 
         waiting = deque(range(len(calls)))
         outcomes: dict[int, Recorded] = {}
@@ -184,8 +193,9 @@ class Builder:
         cache = jit.open_cache()
         entries: dict[Target, dict[Variant, Entry]] = defaultdict(dict)
         for kernel, result in self._results.items():
-            path = Path(result.path)
-            entry = cache.look_up(path.parent.name, path.name).entry if result.path else None
+            path, entry = Path(result.path), self._found.get(kernel)
+            if result.path and not entry:  # it was built
+                entry = cache.look_up(path.parent.name, path.name).entry
             if entry:
                 entries[kernel.target][kernel.variant] = entry
         return entries

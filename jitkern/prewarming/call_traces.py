@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from jitkern.cache.entry import Entry
+from jitkern.cache.records import Reader
 from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, error_site
 from jitkern.launch.autotune import choices_of
@@ -34,21 +35,31 @@ class TracedCall(NamedTuple):
     args: list[Any]
 
 
+class Traces(NamedTuple):
+    """The traces that calls use.
+
+    reasons: why other calls keep the Python launcher. without: the calls that have no trace, for
+    these reasons or because a kernel of theirs is not in the cache.
+    """
+
+    traces: Sequence[TracedCall]
+    reasons: Sequence[str]
+    without: Sequence[tuple[Any, ...]]
+
+
 def refused_by(
     op: Op,
     source: Source,
     target: Target,
-    calls: Sequence[tuple[Any, ...]],
-    entries: dict[Variant, Entry] | None = None,
+    calls: Iterable[tuple[Any, ...]],
+    entries: dict[Variant, Entry],
 ) -> list[str]:
     """Return why calls cannot launch their kernels: the messages that the calls would raise.
 
     The launch function runs in Python, up to each launch. Kernels that are not in the cache are
     left out. Of several configurations, one that fits is enough. entries: see `CachedKernels`.
     """
-    if source.runs == ITSELF:
-        return []
-    kernels = CachedKernels(op.name, source, target, "", {} if entries is None else entries)
+    kernels = CachedKernels(op.name, source, target, "", entries)
 
     def check(call: Call) -> None:
         for expansion in all_configurations(op.name, source, call):
@@ -76,24 +87,22 @@ def traces_of(
     source: Source,
     target: Target,
     calls: Sequence[tuple[Any, ...]],
-    entries: dict[Variant, Entry] | None = None,
-) -> tuple[list[TracedCall], list[str]]:
-    """Return the traces that calls use, and the reasons why other calls keep the Python launcher.
-
-    Calls whose kernels are not in the cache are left out. entries: see `CachedKernels`.
-    """
+    entries: dict[Variant, Entry],
+) -> Traces:
+    """Trace calls. entries: see `CachedKernels`."""
     if source.runs == ITSELF or not calls:
-        return [], []
+        return Traces([], [], [])
     if op.signature.parameters is None:
-        return [], [f"its schema has types that only Python passes: {op.schema}"]
+        reason = f"its schema has types that only Python passes: {op.schema}"
+        return Traces([], [reason], calls)
     traces: dict[tuple[Any, ...], TracedCall] = {}
     reasons: dict[str, None] = {}
-    entries = {} if entries is None else entries
+    without = []
     known = [
         CachedKernels(op.name, source, target, m, entries) for m in _models(op, source, target)
     ]
     for call in calls:
-        refused = []
+        refused, traced = [], False
         for kernels in known:
             try:
                 one = _traced(op, source, target, kernels, call)
@@ -104,10 +113,12 @@ def traces_of(
             else:
                 references = tuple(kernel.reference for kernel in one.trace.kernels)
                 key = one.trace.program, references, class_of(one.args), one.trace.model
-                traces[key] = one
+                traces[key], traced = one, True
         if len(refused) == len(known):
             reasons[refused[0]] = None
-    return list(traces.values()), list(reasons)
+        if not traced:
+            without.append(call)
+    return Traces([*traces.values()], [*reasons], without)
 
 
 def _models(op: Op, source: Source, target: Target) -> list[str]:
@@ -141,12 +152,12 @@ def kept(
 
 
 def keep_all(
-    op: Op, source: Source, target: Target, traces: Sequence[TracedCall]
+    op: Op, source: Source, target: Target, traces: Sequence[TracedCall], read: Reader
 ) -> list[tuple[Entry, bool]]:
     """Publish the records of traces; returns their entries, each with whether it is new."""
     launcher = _launcher(op, source, target)
     results = [
-        keep(CallClass.of(op.signature, launcher, traced.world, args), traced)
+        keep(CallClass.of(op.signature, launcher, traced.world, args), traced, read)
         for traced, args in traces
     ]
     return [result for result in results if result]

@@ -196,7 +196,7 @@ def _here(kernel: Kernel, result: Result) -> Result:
     if not result.path:
         return result
     if found := kernel.found():
-        return result._replace(path=found.path)
+        return result._replace(path=str(found.path))
     return kernel.failed("its entry is not in the bundle of its part")
 
 

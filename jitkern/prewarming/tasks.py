@@ -104,17 +104,16 @@ class Kernel(NamedTuple):
         seconds = round(time.perf_counter() - started, 4)
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 
-    def found(self) -> Result | None:
-        """Return the result for its entry, or None if the cache does not have it.
+    def found(self) -> Entry | None:
+        """Return its entry, or None if the cache does not have it.
 
         Raises CacheError for an unusable cache.
         """
         try:
-            entry = jit.ensure(self.variant, self.target, may_compile=False)
+            return jit.ensure(self.variant, self.target, may_compile=False)
         except Exception as e:  # noqa: BLE001  whoever builds it reports why it cannot be built
             reason_of(e)
             return None
-        return self.result("hit", path=str(entry.path))
 
     def failed(self, reason: str) -> Result:
         """Return the result of a build that failed."""

@@ -173,7 +173,7 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) for v in value)
 
 
-def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
+def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry, bool] | None:
     """Publish the record of a trace; returns its entry, and whether the entry is new.
 
     Returns None for calls that have no records, without a measured choice, for a source that was
@@ -183,7 +183,6 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
     key = None if traced.model is None else call_class.key(traced.model)
     if key is None:
         return None
-    read = reader()
     stored = [*of_keys(read, key)]
     if there := _matching(stored, call_class, traced):
         read.used(there)
@@ -209,6 +208,7 @@ def keep(call_class: CallClass, traced: Traced) -> tuple[Entry, bool] | None:
                 cache.remove(entry.path)
     by = {"name": "jitkern", "version": __version__}
     new = records.write(cache, records.one_of(key, content), content, by)
+    read.changed()
     return (new, True) if new else None
 
 

@@ -65,9 +65,8 @@ def _append(
             "number goes beyond 64 bits"
         )
     if settings.compile != "never" and state.constants <= CONSTANTS:
-        room.records.keep(
-            room.records.CallClass.of(signature, launcher, traced.world, args), traced
-        )
+        calls = room.records.CallClass.of(signature, launcher, traced.world, args)
+        room.records.keep(calls, traced, room.records.reader())
 
 
 def settle() -> None:

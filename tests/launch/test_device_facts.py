@@ -97,8 +97,8 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     assert not needs.problems
     for variant in needs.variants:
         jit.ensure(variant, TARGET)
-    traces, _ = traces_of(op, source, TARGET, needs.calls)
-    ((_, new),) = keep_all(op, source, TARGET, traces)
+    traces = traces_of(op, source, TARGET, needs.calls, {}).traces
+    ((_, new),) = keep_all(op, source, TARGET, traces, records.reader())
     launcher = Launcher(function, source, TARGET, torch.device("cuda"))
     known = records.CallClass.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
     assert new and len(records.found(known, records.reader())) == 1

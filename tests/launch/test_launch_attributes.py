@@ -123,5 +123,5 @@ def test_a_carve_out_that_is_no_percentage_is_refused(on_cuda, carveout):
     source = op.sources["cuda"][0]
     for variant in needs_of(op, source, "cuda", TARGET).variants:
         jit.ensure(variant, TARGET)
-    (reason,) = refused_by(op, source, TARGET, [(META, 8)])
+    (reason,) = refused_by(op, source, TARGET, [(META, 8)], {})
     assert "`carveout` must be the share of shared memory in percent" in reason

@@ -63,12 +63,14 @@ def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
     (variant,) = (variant for unit in units for variant in unit[0])
     entry = jit.ensure(variant, TARGET)
     assert entry.manifest.meta["parameters"] == ["@f32:512", "&bf16:512", "f32"]
-    assert refused_by(step, source, TARGET, [call]) == []
-    (traced,), reasons = traces_of(step, source, TARGET, [call])
+    assert refused_by(step, source, TARGET, [call], {}) == []
+    (traced,), reasons, _ = traces_of(step, source, TARGET, [call], {})
     assert not reasons
     names = [instruction.name for instruction in traced.trace.steps]
     assert (names.count("LAUNCH"), names.count("TABULATE")) == (1, 1)
-    other, _ = traces_of(step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)])
+    other = traces_of(
+        step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)], {}
+    ).traces
     same = other[0].trace.program == traced.trace.program
     assert same, "one program for other lengths, ranks and sizes"
 

@@ -169,7 +169,7 @@ def test_a_parameter_that_is_a_tensor_map_takes_nothing_else(on_cuda):
     source = op.sources["cuda"][0]
     (variant,) = needs_of(op, source, "cuda", TARGET).variants
     assert jit.ensure(variant, TARGET).manifest.meta["parameters"] == ["*bf16", "tensor_map", "i32"]
-    (reason,) = refused_by(op, source, TARGET, [(META,)])
+    (reason,) = refused_by(op, source, TARGET, [(META,)], {})
     assert "argument 2 (`const __grid_constant__ CUtensorMap map`) must be a tensor map" in reason
 
 

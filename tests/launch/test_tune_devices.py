@@ -60,7 +60,7 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
     assert [v.label for v in variants] == ["scale.f32.WAY1", "scale.f32.WAY2"]
     for variant in variants:
         jit.ensure(variant, GPU)
-    traces, reasons = traces_of(op, source, GPU, calls)
+    traces, reasons, _ = traces_of(op, source, GPU, calls, {})
     assert not traces and "chooses among its 3 configurations" in reasons[0]
     for number, model in enumerate(("One GPU", "Another GPU")):
         monkeypatch.setattr(autotune, "model_of", lambda _, model=model: model)
@@ -69,12 +69,12 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
             op.name, source, "", GPU, torch.device("cuda"), blocks(None),
             (("dtypes", ("f32",)), ("key", 1000)), lambda config: lambda: None,
         )  # fmt: skip
-    traces, reasons = traces_of(op, source, GPU, calls)
+    traces, reasons, _ = traces_of(op, source, GPU, calls, {})
     assert not reasons
     assert {t.trace.model: dict(t.trace.kernels[0].variant.template)["WAY"] for t in traces} == {
         "One GPU": 1, "Another GPU": 2
     }  # fmt: skip
-    keep_all(op, source, GPU, traces)
+    keep_all(op, source, GPU, traces, records.reader())
     monkeypatch.setattr(tuned, "model_of", lambda _: "Another GPU")
     assert len(found(op, source, GPU)) == 1
     monkeypatch.setattr(tuned, "model_of", lambda _: "A third GPU")

@@ -36,7 +36,7 @@ def seeds():
                 variants, calls, _ = needs_of(op, source, device, target)
                 for variant in variants:
                     jit.ensure(variant, target)
-                for traced, _ in traces_of(op, source, target, calls)[0]:
+                for traced, _ in traces_of(op, source, target, calls, {}).traces:
                     yield op.signature, device == "cuda", traced
 
 
