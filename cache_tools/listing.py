@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jitkern.cache.eviction import Use
+from jitkern.cache.key import OBJECT
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache, Entry
 from jitkern.files import trust
@@ -38,8 +39,8 @@ _LONGEST = 60  # letters of an op's name that are compared with names of folders
 class Row:
     """A row of a listing, which describes one entry.
 
-    kind: kind of source (nvrtc, triton, cc, extension, runtime), or of a record (call, choice,
-        shortcut).
+    kind: kind of source (nvrtc, triton, cc, extension, runtime), `object`, or kind of a record
+        (call, choice, shortcut).
     package: name and version of the package with the source.
     layer: the root that holds the entry.
     bytes: size of all files of the entry.
@@ -171,11 +172,12 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 def chosen(cache: Cache, wanted: EntryFilter) -> list[Entry]:
     """Return the whole entries that are wanted, and those of all ops that calls of them need.
 
-    An entry in several layers is returned once, from the layer that a lookup takes.
+    An entry in several layers is returned once, from the layer that a lookup takes. Objects of
+    units are of no use where nothing is compiled: they are returned if their kind is wanted.
     """
     entries: dict[tuple[str, str], Entry] = {}
     for row, entry in _filtered(cache, wanted, "always"):
-        if isinstance(entry, Entry):
+        if isinstance(entry, Entry) and (row.kind != OBJECT or wanted.kind == OBJECT):
             entries.setdefault((row.target, entry.path.name), entry)
     hosts = {_host_of(target) for target, _ in entries}
     for op in OF_ALL_OPS if hosts else ():

@@ -76,6 +76,14 @@ def test_attention_reports_each_density_and_direction(cache_dir: Path) -> None:
 
 
 @pytest.mark.long
+def test_rebuild_reports_both_builds_of_both(cache_dir: Path) -> None:
+    output = printed(cache_dir, "benches.rebuild", "--device", "cpu", "--json", "--rounds", "1")
+    clocks = {f"{what}.{clock}" for what in ("cold", "edit") for clock in ("seconds", "processor")}
+    assert output["ratio"].keys() == output["medians"].keys() == clocks
+    assert all(positive(times) and len(times) == 2 for times in output["medians"].values())
+
+
+@pytest.mark.long
 def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
     output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from jitkern import cache as room
 from jitkern.cache import VERSION, layout
+from jitkern.cache.key import OBJECT
 from jitkern.cache.manifest import NAME
 from jitkern.cache.root import Root
 from jitkern.errors import CacheError
@@ -35,6 +36,11 @@ class Use(NamedTuple):
     bytes: int
     published: float
     used: float
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the entry is the object of one unit, of which a library is linked."""
+        return self.path.name.startswith(f"{OBJECT}.")
 
     @classmethod
     def of(cls, path: Path) -> Use:
@@ -58,10 +64,11 @@ def evictable(
 ) -> list[Use]:
     """Return the entries to evict so that the user root keeps to limits, oldest use first.
 
-    max_size: bytes, or None for any size. max_age: seconds since the last use, or 0 for any age.
+    Objects of units go before all others, since no process loads one. max_size: bytes, or None for
+    any size. max_age: seconds since the last use, or 0 for any age.
     stale: entries to evict in any case.
     """
-    candidates = sorted(uses(cache), key=lambda use: use.used)
+    candidates = sorted(uses(cache), key=lambda use: (not use.is_object, use.used))
     size = sum(use.bytes for use in candidates)
     old = time.time() - max_age
     victims = []

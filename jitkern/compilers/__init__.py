@@ -17,6 +17,7 @@ from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.cache.store import Cache
     from jitkern.compilers import (
         child_process as child_process,
         cpp as cpp,
@@ -67,6 +68,22 @@ class Compiler(Protocol):
         CompileError (the source is at fault); never leaves a child process behind on success. Many
         threads may call this at once.
         """
+
+    def compile_parts(
+        self,
+        variant: Variant,
+        target: Target,
+        closure: Closure,
+        staging: Path,
+        cache: Cache,
+        *,
+        anew: bool,
+    ) -> Built:
+        """As `compile`; parts of the artifact that can be entries come from `cache`, and go there.
+
+        anew: whether the parts that the cache has are to be compiled again.
+        """
+        return self.compile(variant, target, closure, staging)
 
 
 def compiler_for(source: Source) -> Compiler:

@@ -6,6 +6,7 @@ linker the objects, archives and scripts that it read.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:
     later |= {*_listed(folder, _LINKED)}  # the compiler's temporary files are gone by now
     files |= {path for path in later if path.is_file() and not includes.is_loaded(path)}
     own = folder.resolve()
-    return sorted(path for path in files if not path.resolve().is_relative_to(own))
+    inside = {above: above.resolve().is_relative_to(own) for above in {p.parent for p in files}}
+    return sorted(path for path in files if not inside[path.parent])
 
 
 def check_unreported(
@@ -166,15 +168,21 @@ def beyond(
     own = (root.path for root in source.roots if not root.version)
     others = {Path(folder).resolve() for folder in (*own, includes.SITE)} - known
     precompiled = (path.with_name(f"{path.name}.gch") for path in closure.paths)
+
+    @functools.cache
+    def is_known(folder: Path) -> bool:
+        home = next((f for f in (folder, *folder.parents) if f in known or f in others), None)
+        return home in known
+
+    @functools.cache
+    def leads_to_known(folder: Path) -> bool:  # many files have one folder
+        return is_known(folder.resolve())
+
     for name in (*map(Path, opened), *filter(Path.exists, precompiled)):
-        path = name.resolve()
-        if path in closure.paths:
+        if leads_to_known(name.parent):  # also where the toolchain has a link out of it
             continue
-        places = (path, name.parent.resolve() / name.name)  # the toolchain has links out of it
-        homes = (
-            next((f for f in place.parents if f in known or f in others), None) for place in places
-        )
-        if known.isdisjoint(homes):
+        path = name.resolve()
+        if path not in closure.paths and not is_known(path.parent):
             yield path
 
 

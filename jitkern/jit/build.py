@@ -25,11 +25,11 @@ from jitkern.errors import (
     JitkernError,
     NotCached,
 )
-from jitkern.files import trust
 from jitkern.jit import active_cache
 from jitkern.jit.active_cache import open_cache
 from jitkern.jit.announcement import announced
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
+from jitkern.source.closure import states
 from jitkern.source.key import package_of
 from jitkern.source.kinds import SOURCES, Source, Variant
 
@@ -75,7 +75,7 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
     for _ in range(3):
         with cache.staging() as staging:
             begin = time.perf_counter()
-            built, request = _built(cache, request, staging)
+            built, request = _built(cache, request, staging, reason)
             seconds = round(time.perf_counter() - begin, 4)
             if built is None:
                 changed |= staging.is_dir()
@@ -103,7 +103,9 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
     raise CompileError(f"{variant.op}: {cause}", op=variant.op)
 
 
-def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None, Request]:
+def _built(
+    cache: Cache, request: Request, staging: Path, reason: str
+) -> tuple[Built | None, Request]:
     """The compiler's result, and the request with the files as they are after the compile.
 
     The result is None if a file was edited meanwhile, though it be as before by now, or if another
@@ -112,12 +114,16 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
     variant = request.variant
     _check_version(request)
     _check_include(variant.op, variant.source)
-    before = _states(request)
+    before = states(request.closure.paths)
+    anew = reason == REFRESH.reason
     try:
-        built = request.compiler.compile(variant, request.exact, request.closure, staging)
+        built = request.compiler.compile_parts(
+            variant, request.exact, request.closure, staging, cache, anew=anew
+        )
     except CompileError as e:
         current = request.again()
-        if not staging.is_dir() or current.key != request.key or _states(current) != before:
+        edited = current.key != request.key or states(current.closure.paths) != before
+        if edited or not staging.is_dir():
             return None, current
         if e.log:
             e.args = (f"{e}\nfull log: {cache.keep_log(request.key, staging)}",)
@@ -127,17 +133,8 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
             return None, request.again()
         raise _failed(cache, request, staging, e) from e
     current = request.again()
-    edited = current.key != request.key or _states(current) != before
+    edited = current.key != request.key or states(current.closure.paths) != before
     return None if edited else built, current
-
-
-def _states(request: Request) -> dict[Path, tuple[int, ...]]:
-    """Return the state of each file of a request that is there; any edit changes it."""
-    states = {}
-    for path in request.closure.paths:
-        with contextlib.suppress(OSError):
-            states[path] = trust.state(path.stat())
-    return states
 
 
 def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:

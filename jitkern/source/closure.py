@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from jitkern import config, source as room
 from jitkern.errors import DeclarationError
+from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Generated, Include, Source, shared_include
 
@@ -92,6 +93,15 @@ def _closure_of(source: Source) -> Closure:
     paths = frozenset(Path(path) for _, path, _ in files if path)
     absent = None if followed.absent is None else frozenset(followed.absent)
     return Closure(digests(files), _versions(source), paths, frozenset(followed.named), absent)
+
+
+def states(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
+    """The state of each file that is there; any edit changes it."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = trust.state(path.stat())
+    return found
 
 
 def missing(path: Path) -> str:

@@ -190,6 +190,14 @@ def searched(flags: Iterable[str], variables: Iterable[str]) -> list[str]:
     return [path for path in absolute if not os.path.isfile(path)]  # noqa: PTH113
 
 
+def numbered(flags: Iterable[str], roots: Sequence[str]) -> Iterator[str]:
+    """The flags with the number of a root in the place of its path."""
+    for flag in flags:
+        option = next((o for o in SEARCHING if flag.startswith(o)), "")
+        path = flag[len(option) :].removeprefix("=") if option else flag
+        yield f"{option}<{roots.index(path)}>" if path in roots else flag
+
+
 def named(flags: Sequence[str]) -> list[str]:
     """The headers that expanded flags include, and the files that flags name by their whole path.
 

@@ -411,7 +411,6 @@ def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
 
 def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target, monkeypatch):
     monkeypatch.setattr(commands, "nvcc", lambda: (["nvcc"], (13, 0)))
-    monkeypatch.setattr(compile_and_link, "nvcc", commands.nvcc)
     made = []
     monkeypatch.setattr(
         compile_and_link, "run_steps", lambda build, steps, *rest: made.append(steps) or 1 / 0

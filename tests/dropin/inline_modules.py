@@ -48,7 +48,9 @@ def value(number):
 
 
 def entries(cache_dir):
-    return sorted(path.parent for path in cache_dir.glob("v1/*/*/manifest.json"))
+    """All but the objects of units."""
+    paths = (path.parent for path in cache_dir.glob("v1/*/*/manifest.json"))
+    return sorted(path for path in paths if not path.name.startswith("object."))
 
 
 def compiles():

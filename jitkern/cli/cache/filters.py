@@ -28,7 +28,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--kind",
         default="",
         metavar="K",
-        help="nvrtc, triton, cc, extension, runtime, call, choice, shortcut",
+        help="nvrtc, triton, cc, extension, object, runtime, call, choice, shortcut",
     )
     parser.add_argument("--layer", default="", metavar="DIR", help="only entries of this root")
     parser.add_argument(

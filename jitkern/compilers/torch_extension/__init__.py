@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         inline as inline,
         linked_files as linked_files,
         ninja as ninja,
+        objects as objects,
     )
 else:
     __getattr__ = on_first_use(__name__)

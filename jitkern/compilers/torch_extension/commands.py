@@ -100,7 +100,7 @@ def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list
         handed_on = [f"-Xcompiler={flag}" for flag in maps if "," not in flag]
         return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on]
     tool = shlex.split(config.current().cxx)
-    standard = ("-fPIC", f"-std={_standard()}")
+    standard = ("-fPIC", f"-std={standard_of_torch()}")
     return [*tool, *own, *_common_flags(build), *standard, *maps, *unit.flags]
 
 
@@ -133,6 +133,14 @@ def nvcc() -> tuple[list[str], tuple[int, int]]:
         raise CompilerNotFound(f"a CUDA source needs nvcc: {NVCC_REMEDY}", remedy=NVCC_REMEDY)
     command = config.current().environment.get("PYTORCH_NVCC")
     return shlex.split(command) if command else [tool[0]], tool[1]
+
+
+def identity(*, with_nvcc: bool) -> dict[str, str]:
+    """The compilers that would build: c++, or nvcc and its host's c++. Raises CompilerNotFound."""
+    host = cc_build.identity(config.current().cxx)
+    if not with_nvcc:
+        return host
+    return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}
 
 
 def torch_folder() -> Path:
@@ -174,9 +182,8 @@ def _common_flags(build: Build) -> list[str]:
         roots += _cuda_folders("include", build)
     roots.append(Path(sysconfig.get_path("include", scheme="posix_prefix")))
     roots = [root for root in roots if root != Path("/usr/include")]
-    name = (f"-DTORCH_EXTENSION_NAME={build.name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
     return [
-        *(() if build.output == "program" else name),
+        *(() if build.output == "program" else ("-DTORCH_API_INCLUDE_EXTENSION_H",)),
         *(f"-I{root}" for root in build.include),
         *(word for root in roots for word in ("-isystem", str(root))),
     ]
@@ -191,7 +198,7 @@ def _nvcc_flags(build: Build, unit: Unit) -> list[str]:
         *NVCC_FLAGS,
         *("--compiler-options", "-fPIC"),
         *unit.flags,
-        *(() if own_standard else (f"-std={_standard()}",)),
+        *(() if own_standard else (f"-std={standard_of_torch()}",)),
     ]
 
 
@@ -217,7 +224,7 @@ def _cuda_folders(name: str, build: Build) -> list[Path]:
 
 
 @functools.cache
-def _standard() -> str:
+def standard_of_torch() -> str:
     """The C++ standard for this Torch's headers, read from the text of Torch's own builder."""
     text = (torch_folder() / "utils" / "cpp_extension.py").read_text(encoding="utf-8")
     match = re.search(r"""-fPIC['"], ['"]-std=(c\+\+\d\d)""", text)

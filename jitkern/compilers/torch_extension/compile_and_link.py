@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jitkern import config
 from jitkern.compilers import dependencies
-from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.result import Built, binary_at, compile_error, keep_binary, write_log
 from jitkern.compilers.torch_extension import hints, ninja
 from jitkern.compilers.torch_extension.commands import (
@@ -17,21 +16,27 @@ from jitkern.compilers.torch_extension.commands import (
     Command,
     compile_step,
     expand_step,
+    identity,
     link_step,
-    nvcc,
 )
+from jitkern.compilers.torch_extension.ninja import Done
+from jitkern.compilers.torch_extension.objects import Objects
 from jitkern.errors import CompileError, TargetError
 from jitkern.source import cpp_text
 from jitkern.source.kinds import Variant
 from jitkern.target import Target, this_abi, this_platform
 
 
-def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
+def make(
+    objects: Objects, variant: Variant, target: Target, staging: Path
+) -> tuple[Built, list[Path]]:
     """Build in `staging`; returns the result, and the files that the tools opened.
 
-    The result's meta has the `artifact`, and the `namespaces` and `ops` that it registers. Raises
+    What was opened for an object of the cache is left out: the key of the object covers it. The
+    result's meta has the `artifact`, and the `namespaces` and `ops` that it registers. Raises
     CompilerNotFound and CompileError.
     """
+    build = objects.build
     compiler = identity(with_nvcc=any(map(build.is_cuda, build.units)))
     folder = staging / "build"
     folder.mkdir()
@@ -40,7 +45,15 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     gcc = "clang" not in " ".join(compiler.values())
     steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
     linked = link_step(build, [step.output for step in steps], folder / "linked")
-    done = run_steps(build, steps, [], variant, target, staging)
+    found = {n: data for n in range(len(steps)) if (data := objects.find(n)) is not None}
+    done = [Done(n, steps[n].command, "# its object was in the cache\n", False) for n in found]
+    for number, data in found.items():
+        steps[number].output.write_bytes(data)
+    left = [number for number in range(len(steps)) if number not in found]
+    if left:
+        wanted = [steps[number] for number in left]
+        ended = lambda number: objects.keep(left[number], folder)  # noqa: E731
+        done = run_steps(build, wanted, done, variant, target, staging, ended)
     expanding = [expand_step(build, n, folder) for n, step in enumerate(steps) if _registers(step)]
     run_steps(build, [linked, *expanding], done, variant, target, staging)
     binary = binary_at(linked.output, variant, target, linked.command)
@@ -51,18 +64,10 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     suffix = "" if build.output == "program" else ".so"
     artifact = keep_binary(staging, plain, binary, suffix)
     registered = hints.registrations(_texts(expanding))
-    units = map(str, range(len(steps)))
+    units = map(str, left)
     return Built(compiler, {"artifact": artifact, **registered}), dependencies.in_folder(
         folder, units
     )
-
-
-def identity(*, with_nvcc: bool) -> dict[str, str]:
-    """The compilers that would build: c++, or nvcc and its host's c++. Raises CompilerNotFound."""
-    host = cc_build.identity(config.current().cxx)
-    if not with_nvcc:
-        return host
-    return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}
 
 
 def check_target(op: str, target: Target, build: Build) -> None:
@@ -85,12 +90,15 @@ def check_target(op: str, target: Target, build: Build) -> None:
 
 
 def run_steps(
-    build: Build, steps: Sequence[Command], before: Sequence[ninja.Done],
-    variant: Variant, target: Target, staging: Path,
-) -> list[ninja.Done]:  # fmt: skip
-    """Run the steps and log them with those done `before`; returns both. Raises CompileError."""
+    build: Build, steps: Sequence[Command], before: Sequence[Done],
+    variant: Variant, target: Target, staging: Path, ended: Callable[[int], None] = lambda _: None,
+) -> list[Done]:  # fmt: skip
+    """Run the steps and log them with those done `before`; returns both. Raises CompileError.
+
+    ended: see `ninja.run`.
+    """
     environment = config.current().build_environment(build.environment)
-    done = [*before, *ninja.run(steps, staging / "build", environment)]
+    done = [*before, *ninja.run(steps, staging / "build", environment, ended)]
     log = "".join(f"$ {shlex.join(step.command)}\n{step.output}" for step in done[1:])
     write_log(staging, done[0].command, done[0].output + log)
     for step in done:
@@ -101,9 +109,9 @@ def run_steps(
 
 
 def _registers(compiled: Command) -> bool:
-    """Whether the compiled unit registers something with Torch."""
+    """Whether the compiled unit may define ops or a namespace of Torch."""
     path = compiled.output  # a compiler may succeed without an object: then linking fails
-    return path.is_file() and b"TORCH_LIBRARY_" in path.read_bytes()
+    return path.is_file() and bool(re.search(rb"TORCH_LIBRARY_(?!IMPL_)", path.read_bytes()))
 
 
 def _texts(expanded: Sequence[Command]) -> list[str]:
@@ -113,5 +121,6 @@ def _texts(expanded: Sequence[Command]) -> list[str]:
 def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
     """Whether the assembler read files that neither a text nor the assembler names."""
     flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
-    units = map(str, range(len(build.units)))
-    return dependencies.hides_binaries(staging / "build", units, flags, texts)
+    folder = staging / "build"
+    compiled = (n for n in map(str, range(len(build.units))) if (folder / f"{n}.d").is_file())
+    return dependencies.hides_binaries(folder, compiled, flags, texts)

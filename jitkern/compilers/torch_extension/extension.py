@@ -20,6 +20,7 @@ from jitkern.source.kinds import Extension, Source, Unit, Variant
 from jitkern.target import Target, gpus_for, this_abi
 
 if TYPE_CHECKING:
+    from jitkern.cache.store import Cache
     from jitkern.compilers.result import Built
     from jitkern.compilers.torch_extension.commands import Build
 
@@ -61,16 +62,21 @@ class ExtensionCompiler(Compiler):
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         assert isinstance(source, Extension)
         with_nvcc = any(map(source.is_cuda, source.files))
-        return [torch_extension.compile_and_link.identity(with_nvcc=with_nvcc)]
+        return [torch_extension.commands.identity(with_nvcc=with_nvcc)]
 
-    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+    def compile_parts(
+        self, variant: Variant, target: Target, closure: Closure, staging: Path, cache: Cache,
+        *, anew: bool,
+    ) -> Built:  # fmt: skip
+        """Compile the units whose objects the cache lacks, and link."""
         source = variant.source
         assert isinstance(source, Extension)
         build = self.build_of(source, target)
         torch_extension.compile_and_link.check_target(variant.op, target, build)
         self.refuse(variant, build, target)
         started = staging.stat().st_ctime_ns
-        built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
+        objects = torch_extension.objects.Objects(build, source, target, closure, cache, anew=anew)
+        built, opened = torch_extension.compile_and_link.make(objects, variant, target, staging)
         more = self.covered(variant, closure, build, opened, staging, started)
         return built._replace(meta={**built.meta, **more})
 

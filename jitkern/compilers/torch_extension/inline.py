@@ -18,7 +18,7 @@ from jitkern.compilers.torch_extension.extension import ExtensionCompiler
 from jitkern.files import trust
 from jitkern.source.build_environment import ENVIRONMENT
 from jitkern.source.closure import Closure
-from jitkern.source.includes import SEARCHING, probes_anywhere, searched, words_of
+from jitkern.source.includes import numbered, probes_anywhere, searched, words_of
 from jitkern.source.kinds import Extension, Include, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
@@ -137,7 +137,7 @@ class InlineCompiler(ExtensionCompiler):
         import torch
 
         assert isinstance(source, Inline)
-        numbers = {root.path: f"<{number}>" for number, root in enumerate(source.named_roots)}
+        roots = [root.path for root in source.named_roots]
         cuda = (f"cuda {torch.version.cuda}",) if source.with_cuda else ()
         python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if source.python else ()
         # A program holds the path of Torch's libraries; all else finds them loaded.
@@ -146,8 +146,8 @@ class InlineCompiler(ExtensionCompiler):
         return (
             *(f"{source.output} {source.name}", f"torch {torch.__version__}", *cuda, *python),
             *of_torch,
-            *("c++", *(_numbered(flag, numbers) for flag in source.cflags)),
-            *("nvcc", *source.arch, *(_numbered(flag, numbers) for flag in source.cuda_cflags)),
+            *("c++", *numbered(source.cflags, roots)),
+            *("nvcc", *source.arch, *numbered(source.cuda_cflags, roots)),
             *("ld", *source.ldflags),
         )
 
@@ -176,10 +176,10 @@ class InlineCompiler(ExtensionCompiler):
             environment=source.environment,
         )
 
-    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+    def compile_parts(self, variant: Variant, *args: Any, **options: Any) -> Built:
         assert isinstance(variant.source, Inline)
         named = variant._replace(function=variant.source.name)  # for messages
-        return super().compile(named, target, closure, staging)
+        return super().compile_parts(named, *args, **options)
 
     def refuse(self, variant: Variant, build: Build, target: Target) -> None:
         """Refuse nothing that Torch takes."""
@@ -248,11 +248,3 @@ def _version(root: str) -> str:
         if path.is_relative_to(own) and not shared:
             return f"cuda {torch.version.cuda}"
     return ""
-
-
-def _numbered(flag: str, numbers: dict[str, str]) -> str:
-    option = next((o for o in SEARCHING if flag.startswith(o)), "")
-    joined = flag[len(option) :].removeprefix("=")
-    if flag in numbers:
-        return numbers[flag]
-    return option + numbers[joined] if option and joined in numbers else flag

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jitkern import config
@@ -38,10 +38,16 @@ class Done(NamedTuple):
     failed: bool
 
 
-def run(steps: Sequence[Command], folder: Path, environment: Mapping[str, str]) -> list[Done]:
+def run(
+    steps: Sequence[Command],
+    folder: Path,
+    environment: Mapping[str, str],
+    ended: Callable[[int], None] = lambda _: None,
+) -> list[Done]:
     """The steps that ended, in order: all, or up to the first failure, which ends the others.
 
-    Raises CompilerNotFound without ninja, and CompileError where ninja itself fails.
+    ended: called at once with the number of each step that ended well. Raises CompilerNotFound
+    without ninja, and CompileError where ninja itself fails.
     """
     done: list[Done] = []
     with parallelism.places(len(steps)) as jobs:
@@ -52,24 +58,22 @@ def run(steps: Sequence[Command], folder: Path, environment: Mapping[str, str]) 
                 script = shlex.join(command) + ("" if steps[number].needed else " || :")
                 (folder / f"{number}.sh").write_bytes(os.fsencode(script))
                 (folder / f"{number}.failed").unlink(missing_ok=True)
-            done += _ended(left, jobs, folder, environment)
+            done += _ended(left, jobs, folder, environment, ended)
             last = done[-1]
             if not last.failed:
                 return sorted(done)
             if dependencies.without_refused(last.command, last.output) == last.command:
                 return sorted(done)
-            ended = {step.number for step in done[:-1]}
             del done[-1]
-            left = {
-                number: dependencies.without_refused(command, last.output)
-                for number, command in left.items()
-                if number not in ended
-            }
+            for step in done:
+                left.pop(step.number, None)
+            left = {n: dependencies.without_refused(c, last.output) for n, c in left.items()}
 
 
 def _ended(
-    commands: Mapping[int, list[str]], jobs: int, folder: Path, environment: Mapping[str, str]
-) -> list[Done]:
+    commands: Mapping[int, list[str]], jobs: int, folder: Path, environment: Mapping[str, str],
+    ended: Callable[[int], None],
+) -> list[Done]:  # fmt: skip
     """Run the commands; returns those that ended, in that order. Only the last may have failed."""
     builds = (f"build {number}: step\n" for number in commands)
     (folder / "build.ninja").write_text("".join((_RULE, *builds)))
@@ -94,6 +98,7 @@ def _ended(
                     show(f"$ {shlex.join(command)}\n{output}")
                 if done[-1].failed:
                     return done
+                ended(done[-1].number)
     finally:
         child.close()
     if len(done) < len(commands):
