@@ -166,10 +166,10 @@ def kernels(report):
 
 @dataclass
 class FakeCompiler(Compiler):
-    """Counts, and writes a file where a compiler would. `fail` makes it refuse, `during` runs in mid-compile."""
+    """Counts, and writes a file where a compiler would. `fail` makes it refuse, with a log perhaps, `during` runs in mid-compile."""
 
     compiles: list[Variant] = field(default_factory=list)
-    fail: bool = False
+    fail: bool | str = False
     during: Callable[[], None] = lambda: None
     version: str = "1"
 
@@ -187,7 +187,8 @@ class FakeCompiler(Compiler):
         self.during()
         (staging / "compile.log").write_text("log")
         if self.fail:
-            raise CompileError("the fake refuses", op=variant.op)
+            log = {"log": self.fail} if isinstance(self.fail, str) else {}
+            raise CompileError("the fake refuses", op=variant.op, **log)
         (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
         return Built(self.identities(variant.source, target)[0], {"artifact": "out.so"})
 

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import config, source
+from jitkern import compilers, config, source
 from jitkern.cache import events
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import Manifest
-from jitkern.cache.root import reason_of
+from jitkern.cache.root import REMEMBERED, reason_of
 from jitkern.cache.store import Cache, Entry
 from jitkern.errors import (
     CacheError,
@@ -30,11 +30,15 @@ from jitkern.jit.active_cache import open_cache
 from jitkern.jit.announcement import announced
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.source.closure import states
+from jitkern.source.includes import included
 from jitkern.source.key import package_of
 from jitkern.source.kinds import SOURCES, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
+
+
+REPEATED = 1.0  # seconds up to which a compile that failed is repeated
 
 
 def lock_name(key: Key) -> str:
@@ -114,6 +118,8 @@ def _built(
     variant = request.variant
     _check_version(request)
     _check_include(variant.op, variant.source)
+    if reason != REFRESH.reason and variant.source.seconds > REPEATED:
+        _raise_again(cache, request)
     before = states(request.closure.paths)
     anew = reason == REFRESH.reason
     try:
@@ -126,7 +132,9 @@ def _built(
         if edited or not staging.is_dir():
             return None, current
         if e.log:
-            e.args = (f"{e}\nfull log: {cache.keep_log(request.key, staging)}",)
+            told = {**vars(e), "message": str(e), "inputs": _inputs(request)}
+            log = cache.keep_log(request.key, staging, told if _is_repeatable(request, e) else None)
+            e.args = (f"{e}\nfull log: {log}",)
         raise
     except OSError as e:
         if not staging.is_dir():
@@ -135,6 +143,37 @@ def _built(
     current = request.again()
     edited = current.key != request.key or states(current.closure.paths) != before
     return None if edited else built, current
+
+
+def _raise_again(cache: Cache, request: Request) -> None:
+    """Raise the error of a build that failed a short time ago, if it would fail again."""
+    found = cache.failure(request.key)
+    if found and found[2].get("inputs") == _inputs(request):
+        age, log, told = found
+        message, _ = told.pop("message"), told.pop("inputs")
+        raise CompileError(
+            f"{message}\nfull log: {log}\nIt failed {age:.0f} s ago, and key and compiler are the "
+            f"same: for {REMEMBERED:.0f} s it is tried again only if you delete {log.parent}",
+            **told,
+        )
+
+
+def _inputs(request: Request) -> dict[str, object]:
+    """What a failure depends on: the key, and the compilers that its digest leaves out."""
+    told = config.current().environment
+    identities = request.compiler.identities(request.variant.source, request.exact)
+    tools = [config.current().cxx, *(told.get(name, "") for name in ("CC", "PYTORCH_NVCC"))]
+    return {"digest": request.key.digest, "compilers": identities, "tools": tools}
+
+
+def _is_repeatable(request: Request, e: CompileError) -> bool:
+    """Whether the compiler refused the text, all of which is in the key."""
+    slow = request.variant.source.seconds > REPEATED
+    return (
+        slow
+        and compilers.result.refuses_text(e.log)
+        and not any(included(path.read_bytes())[1] for path in request.closure.paths)
+    )
 
 
 def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:

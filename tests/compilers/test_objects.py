@@ -160,7 +160,7 @@ def test_a_damaged_object_is_found_and_compiled_again(folder, compiled, cache_di
 
 
 @pytest.mark.long
-def test_a_unit_that_reads_what_the_key_does_not_cover_is_always_compiled(folder, compiled):
+def test_a_unit_that_reads_beyond_its_key_is_always_compiled(folder, compiled):
     header = folder.parent / "elsewhere.h"
     header.write_text("#define TWO 2\n")
     (folder / "two.cpp").write_text(

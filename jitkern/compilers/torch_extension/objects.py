@@ -92,12 +92,12 @@ class Objects:
             *(("program",) if build.output == "program" else ()),
             *(("text",) if build.texts else ()),  # whose `__FILE__` has no folder
             *includes.numbered(build.units[number].flags, [root.path for root in source.roots]),
-            *(f"{name} {version}" for name, version in self._compiler(number).items()),
+            *(f"{name} {version}" for name, version in self._compilers_of(number).items()),
         )
         variant = Variant(f"{OBJECT}::{Path(source.files[0]).stem}", source)
         return make_key(variant, target, flags, self._closures[number])
 
-    def _compiler(self, number: int) -> dict[str, str]:
+    def _compilers_of(self, number: int) -> dict[str, str]:
         """The compilers of a unit. Raises CompilerNotFound."""
         cuda = self.build.is_cuda(self.build.units[number])
         identity = commands.identity(with_nvcc=cuda)
