@@ -101,7 +101,6 @@ class TritonKernel(RawKernel):
         A configuration that does not compile is left out, with a warning, unless none is left. A
         named target needs no device. Raises the errors of `jit.ensure`.
         """
-        self._refuse_in_worker("compiled")  # it would wait for its parent's lock
         exact = self._target(target)
         entries, errors = [], []
         for variant in self.variants(*args, **keywords):

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
-from jitkern.errors import DeclarationError, LaunchError, NotCached
+from jitkern.errors import DeclarationError, NotCached
 from jitkern.launch.call import Call
 from jitkern.launch.devices import Devices
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 _LONGEST = 80  # characters of a file's name that the names of entries contain
-_WORKER = "jitkern.compilers.triton.worker"
 
 
 class RawKernel:
@@ -37,16 +36,7 @@ class RawKernel:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.function} of {self.source.paths[0]}>"
 
-    def _refuse_in_worker(self, what: str) -> None:
-        main = sys.modules["__main__"]
-        if getattr(getattr(main, "__spec__", None), "name", "") == _WORKER:
-            raise LaunchError(
-                f"`{self.function}` is {what} while the file that asks for it is imported to "
-                "compile its kernels: put that call below `if __name__ == '__main__':`"
-            )
-
     def _start(self, call: Call) -> None:
-        self._refuse_in_worker("called")
         runner = self._devices.runner(self.source, self._devices.device_of(call.args))
         try:
             runner(call)

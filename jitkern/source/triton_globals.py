@@ -1,8 +1,8 @@
 """Values of the global names that a Triton kernel was compiled with.
 
-The process that compiles imports the kernel's file, and does not see what a program has since
-assigned to a name of it. So the entry lists the values, and a process that has imported the file,
-too, compares them with its own.
+The process that compiles runs the text of the kernel's file, and does not see what a program or a
+package has assigned to a name of it. So the entry lists the values, and a process that has imported
+the file compares them with its own.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ module (`PythonText`). A statement that fails leaves the names that it gives unk
 """
 
 from __future__ import annotations
+import __future__
 
 import abc
 import ast
@@ -190,19 +191,24 @@ def _annotated(text: str) -> str:
 class PythonText(abc.ABC):
     """The names that the statements of a file give values, as far as they run.
 
-    triton: Triton's own names. They are given to begin with: packages import them from elsewhere.
+    triton: Triton's own names. They are given where an import fails: packages import them from
+    elsewhere. flags: of compiling a statement.
     """
+
+    flags = __future__.annotations.compiler_flag  # annotations are texts
 
     def __init__(self, path: str, names: dict[str, Any], triton: dict[str, Any]) -> None:
         self.path = path
         self.names = names
         self._given = {**KNOWN, **triton}
         self._not_imported: set[str] = set()
-        builtin = {**vars(builtins), "__import__": self._import}
-        names.update(self._given, __builtins__=builtin)
+        names["__builtins__"] = {**vars(builtins), "__import__": self._import}
 
     def run(self, tree: ast.Module) -> None:
-        """Run the statements of the file."""
+        """Run the statements of the file; no bare `except` is to catch what refuses a value."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                node.type = ast.copy_location(ast.Name("Exception", ast.Load()), node)
         for node in tree.body:
             try:
                 if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -222,7 +228,7 @@ class PythonText(abc.ABC):
 
     def _fail(self, node: ast.stmt, error: BaseException) -> None:
         """Make the names unknown that a statement gives, as it failed."""
-        given = _given_by(node)
+        given = given_by(node)
         self.names.update(dict.fromkeys(given, Unknown(self._explained(error, node.lineno))))
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self._not_imported |= given
@@ -251,8 +257,7 @@ class PythonText(abc.ABC):
                     expression = ast.Call(expression, decorator.args, decorator.keywords)
                 expression = ast.copy_location(expression, decorator)
             try:
-                body = ast.fix_missing_locations(ast.Expression(expression))
-                value = eval(compile(body, self.path, "eval"), self.names)(value)  # noqa: S307  the kernel author's own code
+                value = self._applied(ast.fix_missing_locations(expression), value)
             except Exception as e:
                 raise self._explained(e, decorator.lineno) from e
         return value
@@ -264,8 +269,14 @@ class PythonText(abc.ABC):
         self._exec(plain)
         return self.names[node.name]
 
+    def _applied(self, decorator: ast.expr, value: Any) -> Any:
+        """What a decorator makes of a value."""
+        code = compile(ast.Expression(decorator), self.path, "eval", self.flags, True)
+        return eval(code, self.names)(value)  # noqa: S307  the kernel author's own code
+
     def _exec(self, node: ast.stmt) -> None:
-        exec(compile(ast.Module([node], []), self.path, "exec"), self.names)  # noqa: S102  the kernel author's own code
+        code = compile(ast.Module([node], []), self.path, "exec", self.flags, True)
+        exec(code, self.names)  # noqa: S102  the kernel author's own code
 
 
 class _LaunchText(PythonText):
@@ -275,6 +286,7 @@ class _LaunchText(PythonText):
         names = {"math": math, "__name__": Path(path).stem}
         triton = {"triton": Standin("triton"), "tl": Standin("triton.language")}
         super().__init__(path, names, triton)
+        self.names.update(self._given)
         builtin = self.names["__builtins__"]
         builtin["print"] = lambda *_, **__: None  # an import prints
         for name in READING:
@@ -323,7 +335,7 @@ def is_kernel(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(function).split(".")[-1] == "jit" for function in called)
 
 
-def _given_by(node: ast.stmt) -> set[str]:
+def given_by(node: ast.stmt) -> set[str]:
     """The names whose values a statement gives."""
     if isinstance(node, _DEFINITIONS):
         return {node.name}

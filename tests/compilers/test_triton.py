@@ -354,17 +354,17 @@ def test_the_worker_survives_a_failure_and_serves_again(build):
 
 
 @pytest.mark.long
-def test_an_edit_is_compiled_and_not_an_earlier_import(build):
-    (build.folder / "common.py").write_text("FACTOR = 2.0\n")
-    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nimport common\n"
-    text = head + COPY.replace("* scale", "* scale * 2.0")
-    first = build(text)
-    second = build(text.replace("2.0", "7.0"))
-    assert first.read("kernel.cubin") != second.read("kernel.cubin")
-    worker = compiler.workers.worker
-    (build.folder / "common.py").write_text("FACTOR = 3.0\n")
-    build(text.replace("2.0", "7.0"))
-    assert compiler.workers.worker is not worker
+def test_an_edit_is_compiled_and_not_an_earlier_text(build):
+    common = build.folder / "common.py"
+    common.write_text(f"{HEAD}FACTOR = tl.constexpr(2.0)\n")
+    text = f"{HEAD}import common\n{COPY.removeprefix(HEAD)}"
+    text = text.replace("* scale", "* scale * common.FACTOR * 2.0")
+    cubins = {
+        build(text).read("kernel.cubin"),
+        build(text.replace("2.0", "7.0")).read("kernel.cubin"),
+    }
+    common.write_text(f"{HEAD}FACTOR = tl.constexpr(3.0)\n")
+    assert len(cubins | {build(text).read("kernel.cubin")}) == 3
 
 
 @pytest.mark.long
@@ -378,6 +378,17 @@ def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
         (build.folder / "beside.py").write_text(text)
         found.append(build(head + COPY.replace("* scale", "* scale * V")).read("kernel.cubin"))
     assert found[0] != found[1]
+
+
+def really_imported(tmp_path, name, text):
+    """A kernel that uses a function of Triton's by way of a module that is not its own."""
+    away = tmp_path / "away"
+    away.mkdir(exist_ok=True)
+    (away / f"{name}.py").write_text(
+        f"{text}\nfrom triton.language.extra.cuda.libdevice import tanh\n"
+    )
+    head = f"{HEAD}import sys\nsys.path.insert(0, {str(away)!r})\nfrom {name} import tanh\n"
+    return head + COPY.removeprefix(HEAD).replace("* scale", "* tanh(scale)")
 
 
 @pytest.fixture
@@ -400,14 +411,13 @@ def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("written", [True, False])
-def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatch, written):
+def test_bytecode_is_written_where_this_process_would_write_it(
+    build, tmp_path, monkeypatch, written
+):
     monkeypatch.setattr(sys, "dont_write_bytecode", not written)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    away = build.folder.parent / "away"
-    away.mkdir()
-    (away / "helper_of_others.py").write_text("")
-    build(f"import sys\nsys.path.insert(0, {str(away)!r})\nimport helper_of_others\n{COPY}")
-    assert (away / "__pycache__").exists() == written
+    build(really_imported(tmp_path, "helper_of_others", ""))
+    assert (tmp_path / "away" / "__pycache__").exists() == written
     assert not (build.folder / "__pycache__").exists()
 
 
@@ -527,12 +537,10 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
 
 
 @pytest.mark.long
-def test_what_a_kernels_module_prints_or_reads_is_no_message(build):
-    def built(head):
-        return build(f"import os\n{head}\n{COPY}").manifest.meta["symbol"]
-
-    for head in ("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')", ""):
-        assert built(head) == "k"
+def test_what_an_imported_module_prints_or_reads_is_no_message(build, tmp_path):
+    for number, text in enumerate(("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')")):
+        kernel = really_imported(tmp_path, f"prints{number}", f"import os\n{text}")
+        assert build(kernel).manifest.meta["symbol"] == "k"
 
 
 @pytest.mark.long
@@ -556,7 +564,7 @@ def test_an_interrupted_compile_leaves_the_next_no_answer(build, tmp_path):
     interrupter.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            build(f"{begun}time.sleep(1000)\n{COPY}")
+            build(really_imported(tmp_path, "sleeps", f"{begun}time.sleep(1000)"))
     finally:
         interrupter.join()
         signal.signal(signal.SIGALRM, before)
@@ -566,9 +574,9 @@ def test_an_interrupted_compile_leaves_the_next_no_answer(build, tmp_path):
 
 
 @pytest.mark.long
-def test_a_worker_that_died_is_an_error_with_its_status(build):
+def test_a_worker_that_died_is_an_error_with_its_status(build, tmp_path):
     with pytest.raises(CompileError, match="ended with status 7"):
-        build("import os\nos._exit(7)\n")
+        build(really_imported(tmp_path, "exits", "import os\nos._exit(7)"))
     build()
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         build as build,
         compiler as compiler,
         origins as origins,
+        own_modules as own_modules,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -49,8 +49,6 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         "target": str(target),
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),
-        "named": sorted(closure.named),
-        "absent": sorted(closure.absent or ()),
     }
     command = _command()
     answer = _ask(command, request, variant)
@@ -77,8 +75,7 @@ def _command() -> list[str]:
 class TritonProcess:
     """A child process that runs Triton for one thread.
 
-    The process ends by itself when it is idle or its parent is gone, and when it has imported
-    another state of the files of a request.
+    The process ends by itself when it is idle for long or its parent is gone.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -146,7 +143,7 @@ def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[
         if isinstance(answer, dict):
             return answer
         workers.worker = None
-        if answer != 0:  # 0: it was idle and ended just as we wrote, or had imported other states
+        if answer != 0:  # 0: it was idle and ended just as we wrote
             break
     raise CompileError(
         f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",

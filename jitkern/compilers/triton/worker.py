@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import operator
@@ -19,14 +18,13 @@ import sys
 import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from jitkern.compilers.cuda import ptx
 from jitkern.compilers.triton.origins import Origins
-from jitkern.files import trust
+from jitkern.compilers.triton.own_modules import NeedsTorch, NotCovered, OwnModules, OwnText
 from jitkern.source import triton_decorators, triton_globals, triton_text
 from jitkern.source.constants import decoded
 from jitkern.source.dtypes import DTYPES
@@ -34,12 +32,8 @@ from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
-IDLE = 20.0  # seconds
-_covered: set[str] = set()  # the kernels' own files
-_packages: set[str] = set()  # and their packages
-_read_from: dict[str, str] = {}  # their contents, hashed; "" for a file that is not there
-_imported: dict[str, tuple[int, ...]] = {}  # the files of modules, and their states before that
-_kept_code = SourceFileLoader.get_code
+IDLE = 300.0  # seconds
+_modules: dict[tuple[str, ...], OwnModules] = {}  # of each kernel's file
 
 
 def main() -> None:
@@ -48,14 +42,11 @@ def main() -> None:
     asked, answers = os.dup(0), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    setattr(SourceFileLoader, "get_code", _code)  # noqa: B010
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(asked, requests), daemon=True).start()
     with contextlib.suppress(queue.Empty):
         while True:
             request = json.loads(requests.get(timeout=IDLE))
-            if _is_outdated(**{name: request[name] for name in ("covered", "named", "absent")}):
-                break  # the parent asks another process
             answers.write(json.dumps(_answer(request)) + "\n")
             answers.flush()
     os._exit(0)  # the other thread still reads
@@ -73,59 +64,24 @@ def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _code(loader: SourceFileLoader, name: str) -> CodeType | None:
-    """The code of a module, that of a module in a kernel's own package always from its text.
-
-    Python takes bytecode for that of any text with the same size and the same second of its time.
-    """
-    path = loader.get_filename(name)
-    file = os.path.realpath(path)
-    with contextlib.suppress(OSError):
-        _imported[file] = trust.state(os.stat(path))  # noqa: PTH116
-    if file in _covered or name.partition(".")[0] in _packages:
-        return loader.source_to_code(loader.get_data(path), path)
-    return _kept_code(loader, name)
-
-
-def _is_outdated(covered: list[str], named: list[str], absent: list[str]) -> bool:
-    """Whether a kernel's own files may be other modules by now than those that were imported.
-
-    named: the files by the paths that imports find. absent: where imports look and find none.
-    """
-    states = {path: trust.digest(path) for path in (*named, *absent)}
-    if any(_read_from.get(path, state) != state for path, state in states.items()):
-        return True
-    _read_from.update(states)
-    if all(path in _covered or path not in _imported for path in covered):
-        return False  # no other kernel's package has imported them
-    changed = any(_imported.get(path) != trust.state(os.stat(path)) for path in covered)  # noqa: PTH116
-    return changed or any(os.path.realpath(path) in _imported for path in absent)
-
-
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     variant = _variant(request["variant"])
     log = io.StringIO()
-    modules = {*sys.modules}
-    _covered.update(request["covered"])
-    _packages.add(variant.source.package.partition(".")[0])
+    search_path = [*sys.path]
     try:
         with redirect_stdout(log), redirect_stderr(log):
             target, staging = Target.parse(request["target"]), Path(request["staging"])
-            meta = _compile(variant, target, staging, request["covered"], log)
-    except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
+            try:
+                meta = _compile(variant, target, staging, request["covered"], log)
+            except NeedsTorch:
+                importlib.import_module("torch")
+                _modules.clear()
+                meta = _compile(variant, target, staging, request["covered"], log)
+    except (Exception, NotCovered) as e:  # noqa: BLE001  the edge of this process: the parent raises it
         return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
     finally:
-        if not variant.source.package:
-            _forget({*sys.modules} - modules, request["covered"])
+        sys.path[:] = search_path
     return {"meta": meta, "log": log.getvalue()}
-
-
-def _forget(names: set[str], covered: list[str]) -> None:
-    """Remove the kernel's own modules, as files of the same names may lie beside another kernel."""
-    for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and str(Path(file).resolve()) in covered:
-            del sys.modules[name]
 
 
 def _variant(fields: dict[str, Any]) -> Variant:
@@ -150,11 +106,14 @@ def _compile(
     triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
     # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
     triton.runtime.cache.triton_key = lambda: triton.__version__
-    module = _module(variant.source)
-    fn = _function(module, variant)
-    origins = Origins(covered)
-    origins.follow(vars(module), variant.function)
-    of = Constants(module, variant.source, origins)
+    modules = _own_modules(variant.source, covered)
+    own = modules.of_file(variant.source.paths[0], variant.source.package)
+    origins = Origins(modules)
+    if variant.function in own.names:
+        origins.follow(own.names, variant.function)
+        own.complete(variant.function)
+    fn = _function(own.module, variant)
+    of = Constants(modules, own, variant.source, origins)
     template = {name: decoded(value, of.dtype, of.find) for name, value in variant.template}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -179,7 +138,8 @@ def _compile(
     source = ASTSource(fn, signature, constants, attributes)
     arch = int(re.sub(r"\D", "", target.arch))
     options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
-    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with modules.as_imported():
+        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     folder = os.path.realpath(variant.source.folder)
     used = [
@@ -258,26 +218,21 @@ def _function(module: ModuleType, variant: Variant) -> Any:
     return fn
 
 
-def _module(source: Source) -> ModuleType:
-    path = source.paths[0]
-    if source.package:
-        return importlib.import_module(f"{source.package}.{path.stem}")
-    return _of_file(path)
-
-
-def _of_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _own_modules(source: Source, covered: list[str]) -> OwnModules:
+    """The modules of a kernel's own files, kept while these are the same."""
+    key = (str(source.paths[0]), source.package, *covered)
+    modules = _modules.get(key)
+    if not modules or not modules.hold():
+        beside = "" if source.package else source.folder
+        modules = _modules[key] = OwnModules(covered, beside)
+    return modules
 
 
 class Constants:
-    """The values of constexprs that their texts only name. module: the kernel's own."""
+    """The values of constexprs that their texts only name. own: the kernel's own text."""
 
-    def __init__(self, module: ModuleType, source: Source, origins: Origins) -> None:
-        self._own, self._source, self._origins = module, source, origins
+    def __init__(self, modules: OwnModules, own: OwnText, source: Source, origins: Origins) -> None:
+        self._modules, self._own, self._source, self._origins = modules, own, source, origins
 
     def dtype(self, code: str) -> Any:
         import triton.language as tl
@@ -288,12 +243,13 @@ class Constants:
         """Return what `constants.decoded` asks for."""
         file, module, name = words if kind == "function" else ("", *words[:2])
         path = Path(os.path.realpath(Path(self._source.folder, file)))
-        home = self._own
-        if module:
-            home = importlib.import_module(module)
-        elif file:
-            home = _of_file(path)
-        found = operator.attrgetter(name)(home)
+        home = self._own.module
+        with self._modules.freely():
+            if module:
+                home = self._modules.imported(module)
+            elif file:
+                home = self._modules.of_file(path, "").module
+            found = operator.attrgetter(name)(home)
         if kind == "enum":
             return found(words[2])
         if file and os.path.realpath(str(home.__file__)) != str(path):
@@ -302,14 +258,14 @@ class Constants:
         return found
 
 
-def _explain(e: Exception, variant: Variant) -> str:
+def _explain(e: BaseException, variant: Variant) -> str:
     """The error as `file(line): error: message`, the form of the other compilers.
 
     If a function that the kernel calls is at fault, Triton's error names the call, and the error's
     cause has the message and the place in that function.
     """
     while getattr(e.__cause__, "node", None) is not None:
-        assert isinstance(e.__cause__, Exception)
+        assert e.__cause__
         e = e.__cause__
     path, line = str(variant.source.paths[0]), None
     node = getattr(e, "node", None)
