@@ -35,6 +35,20 @@ _CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, t
 _log = logging.getLogger(__name__)
 
 
+class Question(NamedTuple):
+    """What a choice answers: which of the configurations is the quickest in a situation.
+
+    function: of a Triton source, or "" where `.tune` lists the configurations.
+    """
+
+    function: str
+    configs: Sequence[Any]
+    situation: TuningKey
+
+    def __str__(self) -> str:
+        return f"`{self.function}`" if self.function else "its launch function"
+
+
 class Choice(NamedTuple):
     """The number of a configuration, and the device model that it was chosen on.
 
@@ -143,43 +157,44 @@ def _brought(key: Key, op: str, source: Source) -> bool:
 
 
 def published(
-    op: str, source: Source, function: str, target: Target, model: str,
-    configs: Sequence[Any], situation: TuningKey,
-) -> Choice | None:  # fmt: skip
+    op: str, source: Source, target: Target, model: str, question: Question
+) -> Choice | None:
     """Return the cached choice for a device model; a single configuration needs none."""
-    if len(configs) == 1:
+    if len(question.configs) == 1:
         return Choice(0, "")
-    key = _key(op, source, function, target, model, configs, situation)
-    number = records.read(jit.open_cache(), key, lambda content: _number(content, configs))
+    return _kept(_key(op, source, target, model, question), question, model)
+
+
+def _kept(key: Key, question: Question, model: str) -> Choice | None:
+    number = records.read(jit.open_cache(), key, lambda content: _number(content, question.configs))
     return None if number is None else Choice(number, model)
 
 
 def choose(
-    op: str, source: Source, function: str, target: Target, device: torch.device,
-    configs: Sequence[Any], situation: TuningKey, run: Callable[[Any], Launch],
-    *, cold: bool = False,
+    op: str, source: Source, target: Target, device: torch.device, question: Question,
+    run: Callable[[Any], Launch], *, cold: bool = False,
 ) -> Choice:  # fmt: skip
     """Return the configuration to use: the one published for this model, else the quickest now.
 
-    function: of a Triton source, or "" where `.tune` lists the configurations.
     run: makes a launch of a configuration. cold: whether each run begins with a cache without its
     data. Where nothing may be compiled or measured, takes the first configuration, and says so.
     Raises LaunchError where none runs, with the error of the first; that error itself if the launch
     function raised it.
     """
+    configs, situation = question.configs, question.situation
+    if len(configs) == 1:
+        return Choice(0, "")
     model = model_of(device)
-    if choice := published(op, source, function, target, model, configs, situation):
+    key = _key(op, source, target, model, question)
+    choice = _kept(key, question, model)
+    if choice is None and _brought(key, op, source):
+        choice = _kept(key, question, model)
+    if choice:
         return choice
-    key = _key(op, source, function, target, model, configs, situation)
-    if _brought(key, op, source) and (
-        choice := published(op, source, function, target, model, configs, situation)
-    ):
-        return choice
-    what = f"`{function}`" if function else "its launch function"
     if not may_measure():
         _log.warning(
             "%s: no tuned configuration of %s for %s; using the first. Call the op once with "
-            "compiling allowed to tune it", op, what, dict(situation),
+            "compiling allowed to tune it", op, question, dict(situation),
         )  # fmt: skip
         return Choice(0, None)
     results = room.measure.measured(configs, device, run, cold=cold)
@@ -191,7 +206,7 @@ def choose(
             raise problem  # an error that the launch function itself raises for its arguments
         why = f": {problem}" if problem else ""
         raise LaunchError(
-            f"{op}: none of the {len(configs)} configurations of {what} runs{why}"
+            f"{op}: none of the {len(configs)} configurations of {question} runs{why}"
         ) from problem
     report = {
         "choice": best,
@@ -202,7 +217,7 @@ def choose(
         "situation": {name: repr(value) for name, value in situation},
     }
     records.write(jit.open_cache(), key, report, {"name": "autotune", "version": "1"})
-    return published(op, source, function, target, model, configs, situation) or Choice(best, model)
+    return _kept(key, question, model) or Choice(best, model)
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
@@ -217,10 +232,8 @@ def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry,
                     yield entry, content
 
 
-def _key(
-    op: str, source: Source, function: str, target: Target, model: str,
-    configs: Sequence[Any], situation: TuningKey,
-) -> Key:  # fmt: skip
+def _key(op: str, source: Source, target: Target, model: str, question: Question) -> Key:
+    function, configs, situation = question
     inputs = {
         **source_inputs(source, closure_of(source)), "flags": list(source.flags),
         "function": function, "model": model, "configs": _spelled(configs, source),

@@ -19,7 +19,7 @@ from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.autotune import Choice, TuningKey
+from jitkern.launch.autotune import Choice, Question
 from jitkern.launch.call import Call, checked_address, expanded, variant_of
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
@@ -104,8 +104,8 @@ class Runner:
                 return launch
 
             situation = autotune.tuning_key_of(declared, named)
-            choice = self._choice(call.function, declared.configs, situation, launch_of)
-            return declared.configs[choice.number]
+            question = Question(call.function, declared.configs, situation)
+            return declared.configs[self._choice(question, launch_of).number]
 
         return expanded(self.where, self.source, call, choose)
 
@@ -120,31 +120,23 @@ class Runner:
             return lambda: tuned(Kernels(self, lambda *_: config), *positional, **named)
 
         configs = autotune.configs_of(tuned, args, kwargs)
-        situation = autotune.tuning_key_of_call(tuned, args, kwargs)
-        choice = self._choice("", configs, situation, launch_of, cold=tuned.tuning.cold)
-        return configs[choice.number]
+        question = Question("", configs, autotune.tuning_key_of_call(tuned, args, kwargs))
+        return configs[self._choice(question, launch_of, cold=tuned.tuning.cold).number]
 
     def _choice(
-        self,
-        function: str,
-        configs: Sequence[Any],
-        situation: TuningKey,
-        run: Callable[[Any], Launch],
-        *,
-        cold: bool = True,
+        self, question: Question, run: Callable[[Any], Launch], *, cold: bool = True
     ) -> Choice:
-        key = repr((function, configs, situation))  # 1 == 1.0 == True
+        key = repr(question)  # 1 == 1.0 == True
         choice = self._choices.get(key)
         if choice is None or (choice.model is None and autotune.may_measure()):
             choice = self._choices[key] = autotune.choose(
-                self.op, self.source, function, self.target, self.device, configs, situation, run,
-                cold=cold,
-            )  # fmt: skip
+                self.op, self.source, self.target, self.device, question, run, cold=cold
+            )
         return choice
 
-    def chosen(self, function: str, configs: Sequence[Any], situation: TuningKey) -> Choice:
+    def chosen(self, question: Question) -> Choice:
         """Return the choice made for the call that is being traced. Raises Unsupported."""
-        choice = self._choices.get(repr((function, configs, situation)))
+        choice = self._choices.get(repr(question))
         if choice is None:
             raise Unsupported("its configurations have changed since it was called")
         return choice
@@ -254,16 +246,13 @@ class CachedKernels:
         self.present = AbsentDevice(target)
         self._entries = entries
 
-    def chosen(self, function: str, configs: Sequence[Any], situation: TuningKey) -> Choice:
+    def chosen(self, question: Question) -> Choice:
         """Return the choice that the cache holds for the device model. Raises Unsupported."""
-        choice = autotune.published(
-            self.op, self.source, function, self.target, self.model, configs, situation
-        )
+        choice = autotune.published(self.op, self.source, self.target, self.model, question)
         if choice is None:
-            what = f"`{function}`" if function else "the launch function"
             raise Unsupported(
-                f"{what} is tuned: the device chooses among its {len(configs)} configurations at "
-                "the first call"
+                f"{question} is tuned: the device chooses among its {len(question.configs)} "
+                "configurations at the first call"
             )
         return choice
 

@@ -416,16 +416,18 @@ class Tracer:
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune`, and guard all that the choice depends on."""
         configs = autotune.configs_of(tuned, args, kwargs)
-        return configs[self._choice("", configs, autotune.tuning_key_of_call(tuned, args, kwargs))]
+        situation = autotune.tuning_key_of_call(tuned, args, kwargs)
+        return configs[self._choice(autotune.Question("", configs, situation))]
 
     def _autotuned(
         self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
     ) -> triton_decorators.TritonConfig:
         situation = autotune.tuning_key_of(declared, named)
-        return declared.configs[self._choice(function, declared.configs, situation)]
+        question = autotune.Question(function, declared.configs, situation)
+        return declared.configs[self._choice(question)]
 
-    def _choice(self, function: str, configs: Sequence[Any], situation: autotune.TuningKey) -> int:
-        number, model = self._kernels_of.chosen(function, configs, situation)
+    def _choice(self, question: autotune.Question) -> int:
+        number, model = self._kernels_of.chosen(question)
         if model != "" and self.model is not None:
             self.model = model
         return number

@@ -298,8 +298,8 @@ def autotune_again(op, tmp_path):
         f"configs = triton_text.functions(Path({str(tmp_path / 't.py')!r}))['double'].configs\n"
         f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
         f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
-        f"autotune.choose({op.name!r}, source, 'double', Target.current('cuda'), "
-        "torch.device('cuda', 0), configs, s, None)\n"
+        f"autotune.choose({op.name!r}, source, Target.current('cuda'), "
+        "torch.device('cuda', 0), autotune.Question('double', configs, s), None)\n"
     )
     assert declared.configs
     return subprocess.run(

@@ -303,7 +303,9 @@ class Clock:
 
 def choose(source, situation=(("n", 5),)):
     configs = functions(source.paths[0])["k"].configs
-    chosen = autotune.choose("test::k", source, "k", TARGET, CPU, configs, situation, None)
+    chosen = autotune.choose(
+        "test::k", source, TARGET, CPU, autotune.Question("k", configs, situation), None
+    )
     return configs[chosen.number]
 
 

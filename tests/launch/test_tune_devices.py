@@ -66,8 +66,9 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
         monkeypatch.setattr(autotune, "model_of", lambda _, model=model: model)
         Clock(monkeypatch, lambda c, wanted=128 * 2**number: abs(c["block"] - wanted))
         autotune.choose(
-            op.name, source, "", GPU, torch.device("cuda"), blocks(None),
-            (("dtypes", ("f32",)), ("key", 1000)), lambda config: lambda: None,
+            op.name, source, GPU, torch.device("cuda"),
+            autotune.Question("", blocks(None), (("dtypes", ("f32",)), ("key", 1000))),
+            lambda config: lambda: None,
         )  # fmt: skip
     traces, reasons, _ = traces_of(op, source, GPU, calls, {})
     assert not reasons
