@@ -187,6 +187,12 @@ def cache_dir(
 
 
 @pytest.fixture
+def signing_package() -> None:
+    """Skip a test that signs where the package for that is missing."""
+    pytest.importorskip("cryptography", reason='needs the extra sign: pip install "jitkern[sign]"')
+
+
+@pytest.fixture
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)

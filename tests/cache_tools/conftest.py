@@ -38,7 +38,7 @@ def cache(tmp_path, publish):
 
 
 @pytest.fixture
-def key(tmp_path):
+def key(tmp_path, signing_package):
     signing.keygen(tmp_path / "key")
     return tmp_path / "key"
 

@@ -102,6 +102,7 @@ def look(python, tmp_path, keys, before=""):
 # --- what a wheel is
 
 
+@pytest.mark.usefixtures("signing_package")
 def test_it_holds_the_entries_as_a_layer(cache, tmp_path, publish, device):
     key = publish(cache, device)
     signing.keygen(tmp_path / "key")

@@ -32,6 +32,7 @@ def digests(results):
     return {row["path"].rpartition("-")[2] for row in results if row["path"]}
 
 
+@pytest.mark.usefixtures("signing_package")
 @pytest.mark.long
 def test_what_was_built_is_pushed_signed_and_what_was_found_too(cli, url, tmp_path):
     signing.keygen(tmp_path / "key")
@@ -73,6 +74,7 @@ def test_the_shards_of_a_prewarm_count_as_one_push(cli, url, tmp_path):
     assert listed(url) == found
 
 
+@pytest.mark.usefixtures("signing_package")
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [

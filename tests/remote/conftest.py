@@ -119,7 +119,7 @@ def empty(tmp_path):
 
 
 @pytest.fixture
-def key(tmp_path):
+def key(tmp_path, signing_package):
     signing.keygen(tmp_path / "key")
     return tmp_path / "key"
 

@@ -35,6 +35,7 @@ def test_a_good_remote_passes_every_check(filled, machine):
     assert "1 entry in 1 bundle" in text and machine in text and "not signed" in text
 
 
+@pytest.mark.usefixtures("signing_package")
 def test_it_says_who_signed(tmp_path, filled, machine):
     cache = Cache(tmp_path / "builder")
     public = signing.keygen(tmp_path / "key", "")

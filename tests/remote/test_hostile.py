@@ -159,11 +159,13 @@ def test_a_bomb(place, files, refused, content):
     refused(f"file://{folder}", "inflates to more than 200 times its size")
 
 
+@pytest.mark.usefixtures("signing_package")
 def test_an_unsigned_bundle(tmp_path, place, refused):
     public = signing.keygen(tmp_path / "key", "")
     refused(f"file://{place[0]}", "not signed", trusted_keys=[public], trusted_remotes=[])
 
 
+@pytest.mark.usefixtures("signing_package")
 def test_a_bundle_signed_by_another(tmp_path, place, refused):
     cache = Cache(tmp_path / "builder")
     public = signing.keygen(tmp_path / "key", "")
@@ -178,6 +180,7 @@ def test_a_bundle_signed_by_another(tmp_path, place, refused):
     )
 
 
+@pytest.mark.usefixtures("signing_package")
 def test_a_signature_of_other_bytes(tmp_path, place, files, refused):
     folder, machine, key = place
     cache = Cache(tmp_path / "builder")

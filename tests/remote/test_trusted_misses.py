@@ -14,7 +14,7 @@ from jitkern.remote import trust
 
 
 @pytest.fixture
-def keys(tmp_path):
+def keys(tmp_path, signing_package):
     """(a private key, its public line), and those of another signer."""
     return [(tmp_path / name, signing.keygen(tmp_path / name, name)) for name in ("a", "b")]
 

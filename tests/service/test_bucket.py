@@ -157,6 +157,7 @@ def test_a_damaged_entry_is_left_out(client, cache_dir):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("signing_package")
 def test_all_that_is_handed_out_is_signed(serve, tmp_path):
     jitkern.prewarm([jitkern.ops.vec_add], [HERE])
     public = signature.public_key(keygen(tmp_path / "key"))

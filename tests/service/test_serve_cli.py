@@ -163,6 +163,7 @@ def test_a_token_and_a_record_come_from_files(tmp_path):
     assert json.loads((tmp_path / "calls").read_text())["op"] == "jitkern::vec_add"
 
 
+@pytest.mark.usefixtures("signing_package")
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -196,6 +197,7 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
     assert (done, says in " ".join(err.split())) == (code, True), err
 
 
+@pytest.mark.usefixtures("signing_package")
 @pytest.mark.long
 def test_what_is_built_is_pushed_too(tmp_path, cli):
     assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
