@@ -14,7 +14,7 @@ from jitkern.cache.key import canonical
 from jitkern.compilers import compiler_for
 from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.source.kinds import SOURCES, Extension, Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def spills(rows: Sequence[ExplainRow]) -> Iterator[str]:
     for row in rows:
         if row.resources and (moved := row.resources["spills"]):
             remedy = (
-                "more num_warps, or smaller blocks of values" if row.kind == "triton"
+                "more num_warps, or smaller blocks of values" if SOURCES[row.kind].in_python
                 else "fewer values a thread, or __launch_bounds__ with fewer threads"
             )  # fmt: skip
             yield (
@@ -105,7 +105,7 @@ def _left_out(reason: str | None) -> str:
 
 def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
     """Yield a hint for each integer argument of a Triton kernel that makes many cached variants."""
-    if source.kind != "triton":
+    if not source.in_python:
         return
     known = jit.key_of(Variant(op.name, source), target).inputs
     alike: dict[tuple[str, str, bytes], set[str]] = defaultdict(set)

@@ -60,7 +60,7 @@ def expanded(
     template, keywords = dict(call.template), call.keywords
     named: dict[str, Any] = {}
     defaults: dict[str, Constant] = {}
-    if source.kind == "triton":
+    if source.in_python:
         declared = declared_in(op, source, call.function)
         tuned = {name for config in declared.configs for name in declared.of_config(config)}
         computed = {name for name, _ in declared.heuristics} - template.keys()
@@ -95,7 +95,7 @@ def expanded(
 def all_configurations(op: str, source: Source, call: Call) -> Iterator[Call]:
     """Yield each call that `expanded` may return: one for each configuration."""
     count = 1
-    if source.kind == "triton":
+    if source.in_python:
         count = len(declared_in(op, source, call.function).configs) or 1
     for number in range(count):
         yield expanded(op, source, call, functools.partial(_numbered, number))
@@ -130,7 +130,7 @@ def variant_of(
     where: the name of the op in errors, by default the op itself.
     """
     where = where or op
-    if source.kind != "triton":
+    if not source.in_python:
         template = tuple((name, _constant(where, name, value)) for name, value in call.template)
         return Variant(op, unit_of(source, call.function), call.function, template), None
     declared = declared_in(where, source, call.function)

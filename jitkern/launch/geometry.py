@@ -56,7 +56,7 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
     meta = compiled.meta
     grid = _three_sizes(what, "grid", keywords.get("grid"))
     cluster = _three_sizes(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
-    if compiled.variant.source.kind == "triton":
+    if compiled.variant.source.in_python:
         block, smem = (meta["block"], 1, 1), meta["smem"]
         if meta["cluster"] > 1:
             cluster = (meta["cluster"], 1, 1)

@@ -21,8 +21,8 @@ def written(
     arguments. There are no texts if the source does not show them, e.g. if a macro writes them.
     """
     try:
-        triton = variant.source.kind == "triton"
-        texts = _texts_in_triton(variant) if triton else _texts_in_cxx(variant, count)
+        python = variant.source.in_python
+        texts = _texts_in_triton(variant) if python else _texts_in_cxx(variant, count)
     except (OSError, JitkernError):  # the file is gone since it was compiled
         return (), []
     positions = range(len(texts)) if kept is None else kept

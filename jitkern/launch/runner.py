@@ -158,15 +158,14 @@ class Runner:
     def _of(self, call: Call) -> PreparedLaunch:
         form: tuple[Any, ...] = _form(call)
         pair = None
-        is_triton = self.source.kind == "triton"
-        if is_triton:  # whose variant depends on the arguments, too
+        if self.source.in_python:  # whose variant depends on the arguments, too
             pair = variant_of(self.op, self.source, call, self.where)
             form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options)
         if form not in self._ready:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
-            packs = None if is_triton else ArgumentPacker(compiled.parameters, self.device)
+            packs = None if pair else ArgumentPacker(compiled.parameters, self.device)
             self._ready[form] = PreparedLaunch(
                 compiled, f"`{call.function}` of {self.where}", packs
             )

@@ -123,7 +123,7 @@ def traces_of(
 
 def _models(op: Op, source: Source, target: Target) -> list[str]:
     """Return the device models that have chosen among the op's configurations, or [""]."""
-    if not isinstance(op.launch_function(source, target.device), Tuned) and source.kind != "triton":
+    if not isinstance(op.launch_function(source, target.device), Tuned) and not source.in_python:
         return [""]
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 

@@ -20,7 +20,7 @@ from jitkern.launch.call import Call, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source import cpp_text
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Cpp, Cuda, Include, Source, Variant
+from jitkern.source.kinds import CUDA, Cpp, Cuda, Include, Source, Variant
 from jitkern.target import Target
 
 
@@ -207,9 +207,9 @@ def _function_in(source: Source, name: str, what: str) -> tuple[str, Sequence[st
     """
     path = source.paths[0]
     text = cpp_text.read(path)
-    functions = cpp_text.kernels_in(text) if source.kind == "nvrtc" else cpp_text.functions_in(text)
+    functions = cpp_text.kernels_in(text) if source.runs == CUDA else cpp_text.functions_in(text)
     matches = cpp_text.named(functions, name)
-    if not matches and source.kind == "nvrtc":  # a header may define a macro for `__global__`
+    if not matches and source.runs == CUDA:  # a header may define a macro for `__global__`
         functions = cpp_text.kernels_in(text, map(cpp_text.read, closure_of(source).paths))
         matches = cpp_text.named(functions, name)
     plain = cpp_text.plain_name(name)

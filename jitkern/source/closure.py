@@ -87,7 +87,7 @@ def _closure_of(source: Source) -> Closure:
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(missing(path))
-    follow: type[_Modules | _Headers] = _Modules if source.kind == "triton" else _Headers
+    follow: type[_Modules | _Headers] = _Modules if source.in_python else _Headers
     followed = follow(source)
     files = list(followed.files())
     paths = frozenset(Path(path) for _, path, _ in files if path)

@@ -137,6 +137,7 @@ class Source:
     one_file: ClassVar[bool] = False
     devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
+    in_python: ClassVar[bool] = False  # whether its kernels are functions of Python
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
     seconds: ClassVar[float] = 0.4  # that a compile usually takes
     function: str = ""  # of an Extension
@@ -378,6 +379,7 @@ class Triton(Source):
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     seconds: ClassVar[float] = 1.0
+    in_python: ClassVar[bool] = True
     one_file: ClassVar[bool] = True
 
     @config.hide_internal_frames
@@ -550,7 +552,7 @@ class Variant(NamedTuple):
         """A short readable name, not unique: `f32`, `rows.f16.BLOCK1024`."""
         base = self.op.split("::")[-1]
         values = [v if v in DTYPES else f"{name}{v}" for name, v in self.template]
-        if self.source.kind == "triton":
+        if self.source.in_python:
             codes = {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
             values = sorted(codes) + values
         parts = ([self.function] if self.function not in ("", base) else []) + values
