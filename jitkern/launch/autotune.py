@@ -33,6 +33,7 @@ from jitkern.target import Target
 TuningKey = tuple[tuple[str, Any], ...]
 _CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, torch.SymFloat)
 _log = logging.getLogger(__name__)
+PRUNED = RuntimeError("`prune_configs_by` leaves it out")
 
 
 class Question(NamedTuple):
@@ -173,13 +174,15 @@ def _kept(key: Key, question: Question, model: str) -> Choice | None:
 def choose(
     op: str, source: Source, target: Target, device: torch.device, question: Question,
     run: Callable[[Any], Launch], *, cold: bool = False,
+    remaining: Callable[[], list[int]] | None = None,
 ) -> Choice:  # fmt: skip
     """Return the configuration to use: the one published for this model, else the quickest now.
 
     run: makes a launch of a configuration. cold: whether each run begins with a cache without its
-    data. Where nothing may be compiled or measured, takes the first configuration, and says so.
-    Raises LaunchError where none runs, with the error of the first; that error itself if the launch
-    function raised it.
+    data. remaining: returns the numbers of the configurations to choose among (None: all); one
+    alone is not measured. Where nothing may be compiled or measured, takes the first of them, and
+    says so. Raises LaunchError where none runs, with the error of the first; that error itself if
+    the launch function raised it.
     """
     configs, situation = question.configs, question.situation
     if len(configs) == 1:
@@ -191,17 +194,23 @@ def choose(
         choice = _kept(key, question, model)
     if choice:
         return choice
+    numbers = remaining() if remaining else [*range(len(configs))]
     if not may_measure():
         _log.warning(
             "%s: no tuned configuration of %s for %s; using the first. Call the op once with "
             "compiling allowed to tune it", op, question, dict(situation),
         )  # fmt: skip
-        return Choice(0, None)
-    results = room.measure.measured(configs, device, run, cold=cold)
+        return Choice(numbers[0], None)
+    results = [room.measure.Measurement(float("inf"), PRUNED)] * len(configs)
+    found = [room.measure.Measurement(0.0)]
+    if len(numbers) > 1:
+        found = room.measure.measured([configs[n] for n in numbers], device, run, cold=cold)
+    for number, result in zip(numbers, found):
+        results[number] = result
     times = [result.milliseconds for result in results]
-    best = min(range(len(configs)), key=times.__getitem__)
+    best = min(numbers, key=times.__getitem__)
     if times[best] == float("inf"):
-        problem = next((result.problem for result in results if result.problem), None)
+        problem = next((p for number in numbers if (p := results[number].problem)), None)
         if problem and not isinstance(problem, JitkernError):
             raise problem  # an error that the launch function itself raises for its arguments
         why = f": {problem}" if problem else ""
@@ -211,7 +220,7 @@ def choose(
     report = {
         "choice": best,
         "configs": _spelled(configs, source),
-        "milliseconds": [t if t < 1e9 else None for t in times],
+        "milliseconds": [t if 0 < t < 1e9 else None for t in times],
         "reasons": [result.reason for result in results],
         "model": model,
         "situation": {name: repr(value) for name, value in situation},

@@ -16,7 +16,7 @@ from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig
-from jitkern.source.triton_text import TritonFunction, functions
+from jitkern.source.triton_text import TritonFunction, UntoldByText, functions
 
 
 class Call(NamedTuple):
@@ -108,7 +108,9 @@ def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> Trito
 def declared_in(op: str, source: Source, function: str) -> TritonFunction:
     """Return a function of a Triton source, as read from its text.
 
-    Raises DeclarationError for a missing file, LaunchError for a missing function.
+    Where the text does not tell its decorators, it is read from Triton's objects: the file's module
+    is imported if it was not. Raises CompileError for what launches do not do, DeclarationError for
+    a missing file, LaunchError for a missing function.
     """
     path = source.paths[0]
     if not path.is_file():
@@ -119,7 +121,14 @@ def declared_in(op: str, source: Source, function: str) -> TritonFunction:
             f"{op}: {path} has no @triton.jit function `{function}`; it has: "
             f"{', '.join(sorted(known)) or 'none'}"
         )
-    return known[function]
+    try:
+        return known[function]
+    except UntoldByText as e:
+        try:
+            live = room.triton_globals.imported(source, function)
+        except Exception as cause:  # whatever the statements of the file raise
+            raise e from cause
+        return known.take(function, live, str(e))
 
 
 def variant_of(

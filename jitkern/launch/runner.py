@@ -12,7 +12,7 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import config, jit, launch
+from jitkern import config, jit, launch, source as room
 from jitkern._fork import after_fork
 from jitkern.cache.entry import Entry
 from jitkern.config import Config
@@ -103,9 +103,16 @@ class Runner:
 
                 return launch
 
+            def remaining() -> list[int]:
+                live = room.triton_globals.imported(self.source, call.function)
+                return triton_decorators.remaining(live, named)
+
             situation = autotune.tuning_key_of(declared, named)
             question = Question(call.function, declared.configs, situation)
-            return declared.configs[self._choice(question, launch_of).number]
+            choice = self._choice(
+                question, launch_of, remaining=remaining if declared.pruned else None
+            )
+            return declared.configs[choice.number]
 
         return expanded(self.where, self.source, call, choose)
 
@@ -124,14 +131,20 @@ class Runner:
         return configs[self._choice(question, launch_of, cold=tuned.tuning.cold).number]
 
     def _choice(
-        self, question: Question, run: Callable[[Any], Launch], *, cold: bool = True
+        self,
+        question: Question,
+        run: Callable[[Any], Launch],
+        *,
+        cold: bool = True,
+        remaining: Callable[[], list[int]] | None = None,
     ) -> Choice:
         key = repr(question)  # 1 == 1.0 == True
         choice = self._choices.get(key)
         if choice is None or (choice.model is None and autotune.may_measure()):
             choice = self._choices[key] = autotune.choose(
-                self.op, self.source, self.target, self.device, question, run, cold=cold
-            )
+                self.op, self.source, self.target, self.device, question, run, cold=cold,
+                remaining=remaining,
+            )  # fmt: skip
         return choice
 
     def chosen(self, question: Question) -> Choice:

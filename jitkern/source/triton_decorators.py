@@ -6,8 +6,10 @@ launch has the text run with the stand-ins, and the process that compiles import
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -40,6 +42,7 @@ class Decorators(NamedTuple):
     plain, unaligned: the parameters that `@triton.jit` is not to specialise, or not on alignment.
     configs, key, zeroed, restored: of `@triton.autotune`. heuristics: of all `@triton.heuristics`,
     in the order in which they run; the first `before` of them run before a configuration is chosen.
+    pruned: whether `prune_configs_by` says which configurations are measured.
     """
 
     function: Any
@@ -51,6 +54,7 @@ class Decorators(NamedTuple):
     restored: tuple[str, ...] = ()
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
+    pruned: bool = False
 
 
 # ------------------------------------------------------------------ stand-ins
@@ -64,14 +68,17 @@ class _JITFunction:
 
 
 class _Autotuner:
-    early_config_prune = perf_model = None
+    perf_model = None
 
-    def __init__(self, fn: Any, configs: Any, key: Any, zeroed: Any, restored: Any) -> None:
+    def __init__(
+        self, fn: Any, configs: Any, key: Any, zeroed: Any, restored: Any, prune: Any
+    ) -> None:
         self.fn = fn
         self.configs = [*configs] or [_Config({})]
         self.keys = [*key]
         self.reset_to_zero = [*(zeroed or ())]
         self.restore_value = [*(restored or ())]
+        self.early_config_prune = prune or None  # only whether there is any
 
 
 class _Heuristics:
@@ -109,11 +116,10 @@ def _autotune(
     **rest: object,
 ) -> Any:  # fmt: skip
     _refuse(
-        "@triton.autotune",
-        prune_configs_by=prune_configs_by, pre_hook=pre_hook, post_hook=post_hook,
+        "@triton.autotune", pre_hook=pre_hook, post_hook=post_hook,
         **{name: rest[name] for name in rest.keys() - _OF_MEASURING},
     )  # fmt: skip
-    return lambda fn: _Autotuner(fn, configs, key, reset_to_zero, restore_value)
+    return lambda fn: _Autotuner(fn, configs, key, reset_to_zero, restore_value, prune_configs_by)
 
 
 def _heuristics(values: dict[str, Any]) -> Any:
@@ -207,7 +213,7 @@ def read(value: Any) -> Decorators:
         else:
             tuner, before = value, len(heuristics)
         value = value.fn
-    if kind != "JITFunction":
+    if kind not in ("JITFunction", "GluonJITFunction"):
         raise TypeError(f"is a {type(value).__name__}, not a plain @triton.jit function")
     names = parameters_of(value.fn)
     plain = _named(value.do_not_specialize, names)
@@ -216,13 +222,41 @@ def read(value: Any) -> Decorators:
         hooks = ("pre_hook", "post_hook")
         _refuse(
             "@triton.autotune",
-            prune_configs_by=tuner.early_config_prune or tuner.perf_model,
             **{hook: getattr(tuner, f"user_defined_{hook}", False) or None for hook in hooks},
         )
         lists = tuner.keys, tuner.reset_to_zero, tuner.restore_value
         key, zeroed, restored = map(tuple, lists)
         found = Decorators(*found[:3], tuple(map(_config, tuner.configs)), key, zeroed, restored)
+        found = found._replace(pruned=bool(tuner.early_config_prune or tuner.perf_model))
     return found._replace(heuristics=tuple(heuristics), before=before)
+
+
+def remaining(function: Any, named: dict[str, Any]) -> list[int]:
+    """Return the numbers of the configurations that `prune_configs_by` of Triton's object leaves.
+
+    named: the arguments by name. Raises UnsupportedDecorator for a configuration that is not
+    listed, and what the author's functions raise.
+    """
+    tuner = function
+    while _kind(tuner) != "Autotuner":
+        tuner = tuner.fn
+    tuner = copy.copy(tuner)
+    if early := tuner.early_config_prune:
+        taken = inspect.signature(early).parameters
+        every = any(p.kind == p.VAR_KEYWORD for p in taken.values())
+        given = {name: value for name, value in named.items() if every or name in taken}
+        tuner.early_config_prune = lambda configs, nargs, **_: early(configs, nargs, **given)
+    tuner.nargs = named
+    listed: list[int] = []
+    for config in tuner.prune_configs({}):
+        same = [n for n, known in enumerate(tuner.configs) if known is config or known == config]
+        if not same:
+            raise UnsupportedDecorator(
+                f"`prune_configs_by` returns a configuration, {config}, that `configs` does not "
+                "list: list it there"
+            )
+        listed.append(same[0])
+    return listed
 
 
 def _kind(value: Any) -> str:

@@ -9,7 +9,6 @@ tracebacks.
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import math
 import os
@@ -63,26 +62,29 @@ def check(function: Any, declared: triton_text.Functions) -> None:
     """Raise DeclarationError for decorators that a launch would not find in the text.
 
     Such are those that another module, a cell or a call has put over a function, and those of a
-    file that was edited since its import. What the text cannot tell is for the launch to say.
+    file that was edited since its import. What the text cannot tell, a launch reads from the object
+    that the module has.
     """
     name = name_of(function)
-    with contextlib.suppress(CompileError):
-        if type(function).__name__ == "InterpretedFunction":
-            return  # for TRITON_INTERPRET=1, which compilers do not see
-        try:
-            real = triton_decorators.read(function)
-            found = declared.decorators(name)
-        except (TypeError, triton_decorators.UnsupportedDecorator) as e:
-            raise DeclarationError(f"`{name}`: {e}") from e
-        except KeyError:
-            told = f"the text has no function `{name}`"
-        else:
-            told = triton_decorators.difference(found, real)
-        if told:
-            raise DeclarationError(
-                f"`{name}` has other decorators than its text, which is what a launch reads "
-                f"({told}): write them above the function, and reload an edited file"
-            )
+    if type(function).__name__ == "InterpretedFunction":
+        return  # for TRITON_INTERPRET=1, which compilers do not see
+    try:
+        real = triton_decorators.read(function)
+        found = declared.decorators(name)
+    except (TypeError, triton_decorators.UnsupportedDecorator) as e:
+        raise DeclarationError(f"`{name}`: {e}") from e
+    except KeyError:
+        told = f"the text has no function `{name}`"
+    except CompileError:
+        own = inner(function).__globals__.get(name) is function
+        told = "" if own else f"`{name}` of its module is another"
+    else:
+        told = triton_decorators.difference(found, real)
+    if told:
+        raise DeclarationError(
+            f"`{name}` has other decorators than its text, which is what a launch reads "
+            f"({told}): write them above the function, and reload an edited file"
+        )
 
 
 def text_of(functions: Iterable[types.FunctionType]) -> tuple[str, list[texts.Span]]:

@@ -7,6 +7,8 @@ the file compares them with its own.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import os
 import sys
@@ -61,6 +63,26 @@ def live_function(source: Source, function: str) -> Any:
             if type(value := names.get(function)).__module__.startswith("triton."):
                 return value
     return None
+
+
+def imported(source: Source, function: str) -> Any:
+    """Return a Triton function of a source's file, which is imported if it was not.
+
+    Raises what the statements of the file raise, and AttributeError.
+    """
+    if (known := live_function(source, function)) is not None:
+        return known
+    path, package = source.paths[0], source.package
+    if package:
+        return getattr(importlib.import_module(f"{package}.{path.stem}"), function)
+    spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]  # once edited, it is to be imported again
+    return getattr(module, function)
 
 
 def _of_file(path: str) -> Iterator[dict[str, Any]]:

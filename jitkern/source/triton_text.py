@@ -10,6 +10,7 @@ import __future__
 import abc
 import ast
 import builtins
+import contextlib
 import copy
 import functools
 import math
@@ -53,6 +54,10 @@ READING = frozenset(("breakpoint", "input", "open"))  # builtins that read other
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+class UntoldByText(CompileError):
+    """What a launch needs to know of a function follows from more than the text of its file."""
+
+
 class TritonFunction(NamedTuple):
     """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
 
@@ -60,7 +65,8 @@ class TritonFunction(NamedTuple):
     which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
     the arguments that each measured run finds as zeros, or as they were. heuristics: of
     `@triton.heuristics`: constexprs computed from the rest; the first `before` of them before a
-    configuration is chosen.
+    configuration is chosen. pruned: whether `prune_configs_by` leaves some of the configurations.
+    unread: why the text does not tell all this; then it was read from Triton's objects.
     """
 
     parameters: tuple[str, ...]
@@ -78,6 +84,8 @@ class TritonFunction(NamedTuple):
     restored: tuple[str, ...] = ()
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
+    pruned: bool = False
+    unread: str = ""
 
     def of_config(self, config: TritonConfig) -> dict[str, Any]:
         """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
@@ -119,6 +127,38 @@ class Functions(Mapping[str, TritonFunction]):
         except TypeError:
             raise KeyError(name) from None
 
+    def take(self, name: str, function: Any, why: str) -> TritonFunction:
+        """Read a function from the object that an import of the file gave its name.
+
+        why: the text does not tell. Raises CompileError, too, for a file edited since its import.
+        """
+        if name not in self._read:
+            try:
+                found = read(function)
+            except (TypeError, UnsupportedDecorator) as e:
+                raise CompileError(f"`{name}` of {self._path}: {e}") from e
+            while not hasattr(function, "params"):
+                function = function.fn
+            own = _parameters_in(function.src, found.function.__name__)
+            with contextlib.suppress(OSError):
+                now = _parameters_in(Path(self._path).read_text(), found.function.__name__)
+                if now and now != own:
+                    raise CompileError(
+                        f"{self._path}: error: `{name}` was edited since its import: reload it"
+                    )
+            texts = {p.name: p.annotation_type for p in function.params}
+            texts |= {p.name: "constexpr" for p in function.params if p.is_constexpr}
+            self._read[name] = declared(found, self._path, texts)._replace(unread=why)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return bool(self[str(name)])
+        except KeyError:
+            return False
+        except UntoldByText:
+            return True
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._listed)
 
@@ -140,14 +180,22 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     return Functions(path, tree)
 
 
-def declared(found: Decorators, path: str) -> TritonFunction:
+def _parameters_in(text: str, name: str) -> str:
+    """The parameters of the last function of this name in a text; "" if there is none."""
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    return next((ast.unparse(n.args) for n in reversed(nodes) if n.name == name), "")
+
+
+def declared(found: Decorators, path: str, texts: dict[str, str] | None = None) -> TritonFunction:
     """The function below decorators, as its text declares it. Raises CompileError.
 
     Its annotations are texts; a default that is no literal is an ellipsis.
+    texts: the annotations, where they are other objects.
     """
     function = unwrapped(found.function)
     names = parameters_of(function)
-    texts = {name: function.__annotations__.get(name, "") for name in names}
+    if texts is None:
+        texts = {name: function.__annotations__.get(name, "") for name in names}
     annotated = tuple((name, kind) for name in names if (kind := _annotated(texts[name])))
     for name, kind in annotated:
         if fault := scalar_fault(name, kind):
@@ -155,8 +203,7 @@ def declared(found: Decorators, path: str) -> TritonFunction:
     constexprs = frozenset(name for name in names if "constexpr" in texts[name])
     last = reversed(names[: function.__code__.co_argcount])
     given = dict(zip(last, reversed(function.__defaults__ or ()))) | (function.__kwdefaults__ or {})
-    literals = [(name, given[name]) for name in names if name in given]
-    literals = [(name, v) for name, v in literals if isinstance(v, (*_NUMBERS, str, tuple))]
+    literals = [(name, given[name]) for name in names if given.get(name, ...) is not ...]
     return TritonFunction(
         tuple(names),
         constexprs,
@@ -316,13 +363,12 @@ class _LaunchText(PythonText):
     def _explained(self, error: BaseException, line: int) -> BaseException:
         if isinstance(error, CompileError):
             return error
-        told = str(error)
-        if not isinstance(error, UnsupportedDecorator):
-            told = (
-                "a launch must evaluate this without importing Triton, and cannot: "
-                f"{type(error).__name__}: {error}"
-            )
-        return CompileError(f"{self.path}({line}): error: {told}")
+        if isinstance(error, UnsupportedDecorator):
+            return CompileError(f"{self.path}({line}): error: {error}")
+        return UntoldByText(
+            f"{self.path}({line}): error: a launch must evaluate this without importing Triton, "
+            f"and cannot: {type(error).__name__}: {error}"
+        )
 
 
 class NotImported(Exception):

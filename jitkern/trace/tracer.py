@@ -13,7 +13,7 @@ import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.call import Call, address_of, expanded
+from jitkern.launch.call import Call, address_of, declared_in, expanded
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
@@ -359,7 +359,12 @@ class Tracer:
     def start(self, call: Call) -> None:
         """Record a launch: get the kernel and check its arguments now; the program launches."""
         choose = functools.partial(self._autotuned, call.function)
-        where = self._kernels_of.where
+        where, source = self._kernels_of.where, self._kernels_of.source
+        if source.kind == "triton" and (why := declared_in(where, source, call.function).unread):
+            raise Unsupported(
+                f"the decorators of `{call.function}` follow from more than the text of its file, "
+                f"and a program cannot tell when they change: {why}"
+            )
         call = expanded(where, self._kernels_of.source, call, choose)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, needs_triton
 
 from jitkern import config, testing
 from jitkern.errors import CompileError, LaunchError
@@ -139,10 +139,9 @@ def test_what_the_call_gives_wins_over_heuristics_and_options(source):
             "try:\n    SIZES = [len(open('/proc/self/stat').read())]\nexcept OSError: SIZES = [64]",
             "name 'open' is not defined",
         ),
-        ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
         ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
     ],
-    ids=["unknown", "import", "open", "prune", "hook"],
+    ids=["unknown", "import", "open", "hook"],
 )
 def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
@@ -258,7 +257,6 @@ def test_heuristics_see_a_configuration_only_below_it(source):
     ("decorators", "says"),
     [
         (f"@triton.autotune({ONE}, key=[])\n@triton.autotune({ONE}, key=[])", "two `@triton.autotune`"),
-        (f"@triton.autotune({ONE}, [], {{'top_k': 1}})", "`prune_configs_by` of @triton.autotune"),
         (f"@triton.autotune({ONE}, key=[], new_keyword=1)", "`new_keyword` of @triton.autotune"),
         ("@triton.autotune([triton.Config({}, ir_override='f')], [])", "`ir_override` of triton.Config"),
         ("import torch\ndef made(): return triton.autotune([torch.cuda], [])\n@made()", "line 2 imports a module, torch"),
@@ -335,6 +333,52 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
     source.paths[0].write_text(TEXT.replace("SIZES = [64, 128]", "SIZES = [64]"))
     assert dict(choose(source).constexprs) == {"B": 64}
     assert not clock.measured
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("prune", "tried"),
+    [
+        ("{'early_config_prune': lambda configs, args, **more: [c for c in configs if c.kwargs['B'] < args['n'] == more['n']]}", [16, 32, 64]),
+        ("{'early_config_prune': lambda configs, args, n: configs[:n - 98]}", [16, 32]),
+        ("{'perf_model': lambda B, n, num_warps, **_: -B, 'top_k': 2}", [256, 128]),
+        ("{'perf_model': lambda **args: args['B'], 'top_k': 0.25}", []),
+        ("{}", [16, 32, 64, 128, 256]),
+    ],
+    ids=["early", "strict", "model", "one", "none"],
+)  # fmt: skip
+def test_configurations_are_pruned_before_they_are_measured(source, monkeypatch, prune, tried):
+    listed = f'configs=configs(), prune_configs_by={prune}, key=["n"]'
+    text = TEXT.replace('configs=configs(), key=["n"]', listed)
+    text = text.replace("[64, 128]", "[16, 32, 64, 128, 256]")
+    source.paths[0].write_text(text.replace("size // 32)", "max(1, size // 32))"))
+    clock = Clock(monkeypatch, *range(5, 0, -1))
+    for _ in range(2):  # measured, and then found
+        found = Runner("test::pruned", source, TARGET, CPU).expanded(call(100))
+        assert [dict(config.constexprs)["B"] for config in clock.measured] == tried
+        assert dict(found.template)["B"] == [16, *tried][-1]
+
+
+@needs_triton
+def test_what_the_text_does_not_tell_is_read_from_the_module(source, monkeypatch):
+    def blocks():
+        return [dict(one.template)["B"] for one in all_configurations("test::k", source, call(192))]
+
+    path = source.paths[0]
+    text = TEXT.replace("[64, 128]", "[64] if FAST else [128, 256]")
+    head = "import os\nFAST = os.environ.get('FAST_TUNING')\n"
+    path.write_text(text.replace("SIZES =", f"{head}SIZES =", 1))
+    with pytest.raises(CompileError, match="imports a module, os"):
+        functions(path)["k"]
+    monkeypatch.setenv("FAST_TUNING", "1")
+    assert blocks() == [64]
+    declared = functions(path)["k"]
+    assert "imports a module, os" in declared.unread
+    assert (declared.parameters[:3], declared.key) == (("out", "x", "n"), ("n",))
+    assert declared.constexprs == {"B", "EVEN", "P"}
+    monkeypatch.delenv("FAST_TUNING")
+    path.write_text(f"{path.read_text()}# edited, so that it is read again\n")
+    assert blocks() == [128, 256]
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import H100, FakeCompiler
+from helpers import H100, FakeCompiler, needs_triton
 from tuning import GPU, HERE, ROWS, _number, double, length, ways
 
 from jitkern import cache_tools, jit
@@ -89,3 +89,29 @@ def test_explain_suggests_do_not_specialize(tmp_path, cli, monkeypatch, sizes, p
     out, found = explained(cli, op, "--target", H100)
     assert found["hints"] == ([f"`rows` has {hinted}"] if hinted else [])
     assert (f"hint: `rows` has {hinted}" in out) == bool(hinted)
+
+
+@needs_triton
+def test_explain_tells_of_decorators_beyond_the_text(tmp_path, cli, monkeypatch):
+    monkeypatch.setitem(COMPILERS, "triton", FakeCompiler())
+    (tmp_path / "t.py").write_text(
+        "import os\nPLAIN = ['n'] * bool(os.cpu_count())\n"
+        + ROWS.format(plain="(do_not_specialize=PLAIN)")
+    )
+    op = kernel(
+        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
+    )
+
+    @op.launch("cuda")
+    def _(k, x):
+        y = torch.empty_like(x)
+        k.rows[{"B": 16}](y, x, 1, 5, grid=1)
+        return y
+
+    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    (variant,) = needs_of(op, op.sources["cuda"][0], "cuda").variants
+    assert variant.signature[2:] == ("i32", "i32")
+    jit.ensure(variant, GPU)
+    out, _ = explained(cli, op, "--target", H100)
+    assert "the decorators of `rows` follow from more than the text of its file" in out
+    assert "imports a module, os" in out

@@ -436,6 +436,54 @@ def test_a_script_that_uses_its_kernel_unguarded_compiles(tmp_path, run_python, 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+GLUON = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+@gluon.jit
+def copy(out, x, n, BLOCK: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout)
+    gl.store(out + i, gl.load(x + i, mask=i < n), mask=i < n)
+"""
+
+
+@needs_triton
+def test_a_function_of_gluon_is_one_of_triton(tmp_path, monkeypatch):
+    (tmp_path / "kernels_in_gluon.py").write_text(GLUON)
+    monkeypatch.syspath_prepend(tmp_path)
+    import kernels_in_gluon
+
+    x = torch.zeros(128, device="meta")
+    for named in (f"{tmp_path}/kernels_in_gluon.py:copy", kernels_in_gluon.copy):
+        (entry,) = jitkern.triton_kernel(named).compile(x, x, 128, BLOCK=128, target=H100)
+        assert entry.manifest.meta["symbol"] == "copy"
+
+
+@needs_triton
+def test_decorators_may_follow_from_the_environment(tmp_path, monkeypatch):
+    import triton
+
+    head, kernel = TORCH.split("@triton.autotune")
+    choice = (
+        '[triton.Config({"BLOCK": b}) for b in ((64,) if os.environ.get("FAST") else (64, 128))]'
+    )
+    kernel = kernel.partition("\n")[2]
+    text = f"import os\n{head}@triton.autotune({choice}, key=['n'])\n{kernel}"
+    x = torch.zeros(128, device="meta")
+    for fast, count in (("1", 1), ("", 2)):
+        monkeypatch.setenv("FAST", fast)
+        name = f"kernels_of_environment{fast}"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        kernels = [f"{tmp_path}/{name}.py:tuned", importlib.import_module(name).tuned]
+        for kernel in map(jitkern.triton_kernel, kernels):
+            assert len(kernel.compile(x, x, 128, target=H100)) == count
+        again = triton.heuristics({"n": lambda args: 1})(kernels[1])
+        with pytest.raises(DeclarationError, match="`tuned` of its module is another"):
+            jitkern.triton_kernel(again)
+
+
 TORCH = """
 import triton
 import triton.language as tl

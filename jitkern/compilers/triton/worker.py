@@ -100,7 +100,6 @@ def _compile(
 ) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(staging / "build")
     triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
@@ -111,8 +110,10 @@ def _compile(
     origins = Origins(modules)
     if variant.function in own.names:
         origins.follow(own.names, variant.function)
+    by_text = _is_by_text(variant)
+    if by_text and variant.function in own.names:
         own.complete(variant.function)
-    fn = _function(own.module, variant)
+    fn = _function(own.module, variant, by_text=by_text)
     of = Constants(modules, own, variant.source, origins)
     template = {name: decoded(value, of.dtype, of.find) for name, value in variant.template}
     signature: dict[str, str] = {}
@@ -135,7 +136,7 @@ def _compile(
         if aligned:
             attributes[index,] = [["tt.divisibility", int(aligned)]]
         parameters.append(kind)
-    source = ASTSource(fn, signature, constants, attributes)
+    source = _language_of(fn)(fn, signature, constants, attributes)
     arch = int(re.sub(r"\D", "", target.arch))
     options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
     with modules.as_imported():
@@ -148,6 +149,17 @@ def _compile(
         if (text := triton_globals.text_of(value))
     ]
     return {**_meta(kernel, parameters, log.getvalue()), **({"globals": used} if used else {})}
+
+
+def _language_of(fn: Any) -> Any:
+    """The class that has the compiler's source of a function: of Triton, or of Gluon."""
+    from triton.compiler import ASTSource
+
+    if type(fn).__name__ != "GluonJITFunction":
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
@@ -182,7 +194,17 @@ def _meta(kernel: Any, parameters: list[str], log: str) -> dict[str, Any]:
     }
 
 
-def _function(module: ModuleType, variant: Variant) -> Any:
+def _is_by_text(variant: Variant) -> bool:
+    """Whether launches read the decorators of a function in its text, and not Triton's objects."""
+    with contextlib.suppress(KeyError):
+        try:
+            triton_text.functions(variant.source.paths[0]).decorators(variant.function)
+        except triton_text.UntoldByText:
+            return False
+    return True
+
+
+def _function(module: ModuleType, variant: Variant, *, by_text: bool) -> Any:
     """The JITFunction of a variant, if its decorators say what launches read in its text."""
     from triton.runtime.jit import JITFunction
 
@@ -199,7 +221,10 @@ def _function(module: ModuleType, variant: Variant) -> Any:
         raise TypeError(f"`{name}` in {path} {e}") from e
     found = triton_text.functions(path)
     known = name in found
-    if not known or (told := triton_decorators.difference(found.decorators(name), real)):
+    told = ""
+    if known and by_text:
+        told = triton_decorators.difference(found.decorators(name), real)
+    if not known or told:
         raise TypeError(
             f"a launch reads the decorators of `{name}` in the text, without Triton, and "
             + (f"an import gives something else ({told})" if known else "finds none there")
@@ -207,10 +232,9 @@ def _function(module: ModuleType, variant: Variant) -> Any:
         )
     while not isinstance(fn, JITFunction):  # the variant has the choices of the others
         fn = fn.fn
-    declared = found[name]
     theirs = {p.name for p in fn.params if p.is_constexpr}
-    if declared.constexprs != theirs:
-        wrong = min(declared.constexprs ^ theirs)
+    if by_text and found[name].constexprs != theirs:
+        wrong = min(found[name].constexprs ^ theirs)
         raise TypeError(
             f"`{wrong}` is annotated by a name of the file's own: write `{wrong}: tl.constexpr` "
             "for a constexpr, as launches read the text, and no other annotation so"
