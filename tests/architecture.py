@@ -43,7 +43,7 @@ BUDGETS = {
     "op": 2923,
     "raw": 684,
     "dropin": 539,
-    "composition": 4050,
+    "composition": 4040,
     "prewarming": 1923,
     "devtools": 680,
     "inference": 40,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from jitkern import composition as room
 from jitkern.composition import expression, registration
 from jitkern.composition.backward import Backward
 from jitkern.composition.definition import Definition, FormulaParameter, bound, numbered
@@ -28,17 +29,18 @@ _is_compiling = torch.compiler.is_compiling
 Place = tuple[str, str, int]  # the module, the file and the line
 
 
-class ElementFunction(Definition):
+class Pointwise(Definition):
     """A function of single elements: called with tensors, it is one kernel.
 
     It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
-    float64) and rounds once.
+    float64) and rounds once. `f >> g` is g of f's outputs in one kernel: they are g's first
+    arguments, and what else g takes becomes arguments of the composition, after f's.
     """
 
     def __init__(self, name: str, *formula: Any, **rest: Any) -> None:
         super().__init__(name, *formula, **rest)
         self._op: Op | None = None
-        self._derived: dict[Any, ElementFunction] = {}
+        self._derived: dict[Any, Pointwise] = {}
         self.__name__ = self.__qualname__ = name
         self.__module__ = self.module
         self.__doc__ = inspect.getdoc(self.function) if self.function else None
@@ -84,7 +86,7 @@ class ElementFunction(Definition):
         names = [parameter.name for parameter in self.parameters]
         return f"<pointwise {self.name}({', '.join(names)}) = {', '.join(self.formulas())}>"
 
-    def __deepcopy__(self, _: Any) -> ElementFunction:
+    def __deepcopy__(self, _: Any) -> Pointwise:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,7 +146,7 @@ class ElementFunction(Definition):
         """Return the arguments in order, with defaults. Raises TypeError as a call does."""
         return bound(self.name, [p.named for p in self.parameters], args, named)
 
-    def _of_numbers(self, args: Sequence[Any]) -> ElementFunction:
+    def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
         """Return the function whose parameters are numbers where these arguments are."""
         given = [type(args[i]) if i < len(args) else None for i in self.tensors]
         kinds = tuple([KINDS.get(kind, "") for kind in given])
@@ -170,7 +172,7 @@ class ElementFunction(Definition):
 
     # ------------------------------------------------------------------ gradients
 
-    def grad(self, wrt: Any = None) -> ElementFunction:
+    def grad(self, wrt: Any = None) -> Pointwise:
         """Return the function of the gradients: of the outputs' gradients, then the arguments used.
 
         wrt: names of tensor arguments, or one; by default all that have a gradient.
@@ -191,18 +193,24 @@ class ElementFunction(Definition):
             )
         return self.gradient.function_of(found)[0]
 
-    def gradients(self) -> list[ElementFunction]:
+    def gradients(self) -> list[Pointwise]:
         """Return the functions that the backward of the op calls."""
         return self.gradient.functions()
 
     @functools.cached_property
-    def gradient(self) -> Backward[ElementFunction]:
+    def gradient(self) -> Backward[Pointwise]:
         """The gradients of the function by its arguments."""
         return Backward(self)
 
     # ------------------------------------------------------------------ composition
 
-    def followed_by(self, then: ElementFunction, place: Place) -> ElementFunction:
+    def __rshift__(self, then: Any) -> Any:
+        return room.fused.joined(self, then, place_of(sys._getframe(1)))
+
+    def __rrshift__(self, first: Any) -> Any:
+        return room.fused.joined(first, self, place_of(sys._getframe(1)))
+
+    def followed_by(self, then: Pointwise, place: Place) -> Pointwise:
         """Return `then` of the outputs of this function. Raises TypeError if they do not fit."""
         count, expected = len(self.outputs), len(then.parameters)
         fed = then.parameters[:count]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,13 +19,13 @@ from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.definition import (
     REQUIRED,
+    Definition,
     FormulaParameter,
     bound,
     in_ascii,
     numbered,
 )
 from jitkern.composition.formula import CPP, CUDA, Language, formula_of
-from jitkern.composition.function import ElementFunction, Place
 from jitkern.composition.helpers import helpers_for
 from jitkern.composition.launch import HALVES
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
@@ -37,6 +37,9 @@ from jitkern.op.gradient import described
 from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
+
+if TYPE_CHECKING:
+    from jitkern.composition.function import Place, Pointwise
 
 _is_compiling = torch.compiler.is_compiling
 _TYPES = {"tensor": "Tensor", "float": "float", "int": "int", "bool": "bool"}
@@ -68,7 +71,7 @@ class Fused:
     """
 
     def __init__(
-        self, op: Op, before: ElementFunction | None, after: ElementFunction | None,
+        self, op: Op, before: Pointwise | None, after: Pointwise | None,
         place: Place,
     ) -> None:  # fmt: skip
         self.base, self.before, self.after = op, before, after
@@ -92,7 +95,7 @@ class Fused:
         return self.op(*args)
 
     def _is_declared(self) -> bool:
-        """Declare the op while Dynamo traces a call, as `ElementFunction._is_declared` does."""
+        """Declare the op while Dynamo traces a call, as `Pointwise._is_declared` does."""
         return self.op is not None
 
     _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -116,7 +119,7 @@ class Fused:
         made_of, base = op.execution, self.base
         return made_of[0] is base.declaration and made_of[1] is base.gradient
 
-    def gradients(self) -> list[ElementFunction]:
+    def gradients(self) -> list[Pointwise]:
         """Return the functions that the backward calls, beside the op itself and its backward."""
         return [g for part in (self.before, self.after) if part for g in part.gradients()]
 
@@ -161,7 +164,7 @@ class Fused:
         first, end = len(self._before), len(self.arguments) - len(self._after)
         return [*values[:first]], [*values[first:end]], [*values[end:]]
 
-    def _functions(self) -> list[tuple[str, ElementFunction]]:
+    def _functions(self) -> list[tuple[str, Pointwise]]:
         """Return the macros of the headers to generate, with their functions."""
         every = (("PROLOGUE", self.before), ("EPILOGUE", self.after))
         return [(macro, function) for macro, function in every if function]
@@ -330,16 +333,27 @@ class Fused:
         return backward
 
 
-def _named(function: ElementFunction | None) -> list[tuple[str, FormulaParameter]]:
+def _named(function: Pointwise | None) -> list[tuple[str, FormulaParameter]]:
     """Return the parameters of a function, with their names in a schema."""
     return list(zip(function.argument_names, function.parameters)) if function else []
 
 
-def joined(first: Any, then: Any, place: Place) -> Fused:
-    """Return `first >> then`, of an op or a `Fused` and a pointwise function. Raises TypeError."""
-    if isinstance(first, ElementFunction) == isinstance(then, ElementFunction):
+PARTS = Definition, Op, Fused  # of a composition
+
+
+def joined(first: Any, then: Any, place: Place) -> Any:
+    """Return `first >> then`, of pointwise functions, and of ops whose kernels take them.
+
+    Raises TypeError for parts that do not fit.
+    """
+    if not all(isinstance(part, PARTS) for part in (first, then)):
+        return NotImplemented
+    of_formulas = [isinstance(part, Definition) for part in (first, then)]
+    if all(of_formulas):
+        return first.followed_by(then, place)
+    if not any(of_formulas):
         raise TypeError(f"{first!r} >> {then!r}: one of them must be a pointwise function")
-    kernel = then if isinstance(first, ElementFunction) else first
+    kernel = then if of_formulas[0] else first
     base, before, after = (
         (kernel.base, kernel.before, kernel.after)
         if isinstance(kernel, Fused) else (kernel, None, None)
@@ -403,7 +417,7 @@ def _walked(like: Any, value: Any) -> tuple[Any, Any, Any]:
 
 
 def _pulled_back(
-    function: ElementFunction, grad: Any, values: Sequence[Any], needs: Sequence[bool]
+    function: Pointwise, grad: Any, values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Any, ...]:
     """Return the gradients of a function's tensors, from that of its result."""
     own = function.gradient
@@ -415,7 +429,7 @@ def _pulled_back(
     )
 
 
-def _header(macro: str, function: ElementFunction, language: Language) -> str:
+def _header(macro: str, function: Pointwise, language: Language) -> str:
     """Return the header that defines the macros for a function."""
     which = macro.lower()
     inputs = [f"in{i}" for i in range(len(function.parameters))]

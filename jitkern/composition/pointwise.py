@@ -19,38 +19,12 @@ from jitkern.composition import (
 )
 from jitkern.composition.definition import SAMPLED, FormulaParameter
 from jitkern.composition.expression import INPUT, inputs_of, node, plain
-from jitkern.composition.function import KINDS, ElementFunction, Place, place_of
-from jitkern.composition.fused import Fused
+from jitkern.composition.function import KINDS, Pointwise, place_of
 from jitkern.composition.symbol import Element, named
 from jitkern.errors import DeclarationError
-from jitkern.op.op import Op
 
 _OF_KIND: dict[str, Any] = {name: kind for kind, name in KINDS.items()}
 _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
-
-
-class Pointwise(ElementFunction):
-    """A function of single elements: called with tensors, it is one kernel.
-
-    It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
-    float64) and rounds once. `f >> g` is g of f's outputs in one kernel: they are g's first
-    arguments, and what else g takes becomes arguments of the composition, after f's.
-    """
-
-    def __rshift__(self, then: Any) -> Any:
-        return _joined(self, then, place_of(sys._getframe(1)))
-
-    def __rrshift__(self, first: Any) -> Any:
-        return _joined(first, self, place_of(sys._getframe(1)))
-
-
-def _joined(first: Any, then: Any, place: Place) -> Any:
-    """Return `first >> then`, of pointwise functions, and of ops whose kernels take them."""
-    if isinstance(first, Pointwise) and isinstance(then, Pointwise):
-        return first.followed_by(then, place)
-    if not all(isinstance(part, (Pointwise, Op, Fused)) for part in (first, then)):
-        return NotImplemented
-    return fused.joined(first, then, place)
 
 
 def compose(*parts: Any) -> Any:
@@ -64,13 +38,12 @@ def compose(*parts: Any) -> Any:
     place = place_of(sys._getframe(1))
     if parts and all(hasattr(part, "fn") for part in parts):
         return triton_functions.composed(parts, place)
-    known = all(isinstance(p, (Pointwise, Op, Fused)) for p in parts)
-    if not parts or not known:
+    if not parts or not all(isinstance(part, fused.PARTS) for part in parts):
         raise TypeError(
             f"compose() takes pointwise functions and ops, or `@triton.jit` functions, got "
             f"{parts!r:.200}"
         )
-    return functools.reduce(lambda first, then: _joined(first, then, place), parts)
+    return functools.reduce(lambda first, then: fused.joined(first, then, place), parts)
 
 
 @overload
