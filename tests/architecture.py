@@ -40,7 +40,7 @@ BUDGETS = {
     "launch": 2951,
     "trace": 2713,
     "runtime": 3361,
-    "op": 2923,
+    "op": 2916,
     "raw": 684,
     "dropin": 539,
     "composition": 4040,

@@ -257,7 +257,7 @@ def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     with config.using(cache_dir=request.getfixturevalue("recorder_cache")):
         functions = jit.loaded(recorder.variant(), Target.current("cpu"))
     node = recorder.Recorder(*functions())
-    monkeypatch.setattr(recording.CPP_RECORDER, "recorder", node)
+    monkeypatch.setattr(recording, "cpp", node)
     yield request.param
     for recorded in recording.ALL:  # those declared meanwhile
         if recorded.slot is not None:

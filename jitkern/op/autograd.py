@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import op as room
-from jitkern.op.recording import ALL, CPP_RECORDER, RECORDED, plainly_on
+from jitkern.op import recording
+from jitkern.op.recording import RECORDED, plainly_on
 
 if TYPE_CHECKING:
     from jitkern.op.gradient import Gradient
@@ -37,13 +38,13 @@ class Autograd:
         self.gradient: Gradient | None = None
         self.slot: int | None = None
         self.by_c: bool | None = None
-        ALL.append(self)
+        recording.ALL.append(self)
 
     def differentiate(self, gradient: Gradient | None) -> None:
         """Record calls with this gradient from now on."""
         self.gradient, self.by_c = gradient, None
-        if CPP_RECORDER.recorder:
-            CPP_RECORDER.recorder.follow(self)
+        if recording.cpp:
+            recording.cpp.follow(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):

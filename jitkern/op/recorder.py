@@ -108,7 +108,7 @@ def count(recorded: Autograd) -> None:
     if recorded.by_c is None:
         gradient = recorded.gradient
         recorded.by_c = recorded.slot is not None and serves(recorded.op.signature, gradient)
-    if not recorded.by_c or recording.CPP_RECORDER.recorder:
+    if not recorded.by_c or recording.cpp:
         return
     number = next(_state.numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
@@ -123,7 +123,7 @@ def _load(*, may_compile: bool) -> None:
     except (JitkernError, OSError) as e:
         _log.debug("Python records the calls that need a gradient: %s", e)
         return
-    recording.CPP_RECORDER.recorder = recorder = Recorder(*functions())
+    recording.cpp = recorder = Recorder(*functions())
     for recorded in [*recording.ALL]:
         recorder.follow(recorded)
 

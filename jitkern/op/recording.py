@@ -22,14 +22,8 @@ class _RecordingDepth(threading.local):
     value = 0
 
 
-class _CppRecorder:
-    """The C++ that records calls in place of Python, once it is loaded."""
-
-    recorder: Recorder | None = None
-
-
 DEPTH = _RecordingDepth()
-CPP_RECORDER = _CppRecorder()
+cpp: Recorder | None = None  # which records calls in place of Python, once it is loaded
 ALL: list[Autograd] = []  # of all ops
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OTHERS = (torch.Tensor, list, tuple)  # a list may hold tensors
@@ -43,9 +37,7 @@ _gradients_enabled = torch.is_grad_enabled
 
 def recording() -> bool:
     """Whether this thread is inside the forward of an op whose gradient is recorded."""
-    return DEPTH.value > 0 or (
-        CPP_RECORDER.recorder is not None and CPP_RECORDER.recorder.recording()
-    )
+    return DEPTH.value > 0 or (cpp is not None and cpp.recording())
 
 
 def plainly_on(args: Sequence[Any]) -> str:

@@ -335,7 +335,7 @@ x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
     builds.settle()
-print(testing.recorded_calls(), recording.CPP_RECORDER.recorder is not None)
+print(testing.recorded_calls(), recording.cpp is not None)
 """
 
 
@@ -350,7 +350,7 @@ def test_a_process_finds_the_node_at_its_first_recorded_call(run_python, recorde
 
 
 def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
-    monkeypatch.setattr(recording.CPP_RECORDER, "recorder", None)
+    monkeypatch.setattr(recording, "cpp", None)
     testing.count_recorded_calls_from(1)
     began = []
 
