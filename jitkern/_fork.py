@@ -1,4 +1,4 @@
-"""What a forked child makes anew."""
+"""Renew locks and state in a forked child."""
 
 from __future__ import annotations
 

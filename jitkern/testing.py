@@ -1,4 +1,4 @@
-"""What tests give a process and have it forget: settings, a processor, a driver, what it asked.
+"""State that tests give a process and have it forget: settings, a processor, a driver, answers.
 
 No other module imports this one, and it is no part of what jitkern promises. `patch` is the fixture
 `monkeypatch` of pytest, which undoes each of these after the test.

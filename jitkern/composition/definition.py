@@ -1,4 +1,4 @@
-"""What a pointwise function is, as data: its formula, its parameters, and their names in an op."""
+"""A pointwise function as data: its formula, its parameters, and their names in an op."""
 
 from __future__ import annotations
 

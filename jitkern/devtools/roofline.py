@@ -33,14 +33,14 @@ _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of a m
 
 
 class Cost(NamedTuple):
-    """What a call must move at least, and what it computes, as `@op.cost` says."""
+    """The bytes that a call must move, and the operations that it computes, as `@op.cost` says."""
 
     bytes: int
     flops: float
 
 
 class Bandwidth(NamedTuple):
-    """What the memory of a device gives, in bytes a second.
+    """The bandwidth of the memory of a device, in bytes a second.
 
     copy: reading and writing, counted together. read: reading alone.
     """

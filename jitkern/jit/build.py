@@ -159,7 +159,7 @@ def _raise_again(cache: Cache, request: Request) -> None:
 
 
 def _inputs(request: Request) -> dict[str, object]:
-    """What a failure depends on: the key, and the compilers that its digest leaves out."""
+    """Return the key, and the compilers that its digest leaves out: a failure depends on both."""
     told = config.current().environment
     identities = request.compiler.identities(request.variant.source, request.exact)
     tools = [config.current().cxx, *(told.get(name, "") for name in ("CC", "PYTORCH_NVCC"))]

@@ -37,7 +37,7 @@ PRUNED = RuntimeError("`prune_configs_by` leaves it out")
 
 
 class Question(NamedTuple):
-    """What a choice answers: which of the configurations is the quickest in a situation.
+    """The question that a choice answers: which configuration is the quickest in a situation.
 
     function: of a Triton source, or "" where `.tune` lists the configurations.
     """

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recorded(NamedTuple):
-    """What came of the launch records of calls.
+    """The outcome for the launch records of calls.
 
     refused: why calls cannot be launched. notes: why others keep to their Python launcher.
     """

@@ -1,4 +1,4 @@
-"""What a prewarm builds, sources of ops and their kernels, and the lines of its report."""
+"""The tasks of a prewarm, sources of ops and their kernels, and the lines of its report."""
 
 from __future__ import annotations
 

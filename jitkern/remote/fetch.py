@@ -68,7 +68,7 @@ class Miss(NamedTuple):
 
     @property
     def place(self) -> tuple[Path, str]:
-        """What a miss is remembered by."""
+        """The cache and the key, by which a miss is remembered."""
         return self.cache.root, self.key.digest
 
     def is_cached(self) -> bool:
@@ -123,7 +123,7 @@ class _Read(NamedTuple):
 
 
 class Remote:
-    """What this process knows of a remote: its indexes, its failures, and the circuit breaker."""
+    """A remote as this process knows it: its indexes, its failures, and the circuit breaker."""
 
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)

@@ -67,7 +67,7 @@ class Object(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a service answered to a `post`. retry_after: seconds, 0 if it named none."""
+    """The answer of a service to a `post`. retry_after: seconds, 0 if it named none."""
 
     status: int
     data: bytes
@@ -83,7 +83,7 @@ class Listed(NamedTuple):
 
 
 class Readable(Protocol):
-    """What can be read below a URL. Each method raises Unavailable, and may block: see `patience`.
+    """A place to read below a URL. Each method raises Unavailable, and may block: see `patience`.
 
     Several threads may call it at once, and forked children, where it raises Forked at once if it
     cannot be used there.

@@ -1,4 +1,4 @@
-"""What the fleet asked for, written down for `jitkern prewarm --from` of the next release."""
+"""The calls that a fleet asked for, written down for `jitkern prewarm --from` of a release."""
 
 from __future__ import annotations
 

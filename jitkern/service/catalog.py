@@ -79,7 +79,7 @@ class _Known(NamedTuple):
 
 
 class Catalog:
-    """What a cache holds of some ops.
+    """The entries of some ops in a cache.
 
     ops: the names that entries of these ops have. key: the private key that signs what is packed,
     or None.

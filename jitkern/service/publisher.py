@@ -1,4 +1,4 @@
-"""What the service has built, pushed to a store for those who cannot reach the service."""
+"""Push entries that the service has built to a store, for those who cannot reach the service."""
 
 from __future__ import annotations
 

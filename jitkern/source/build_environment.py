@@ -1,4 +1,4 @@
-"""What compilers and linkers read beside the files that their arguments are known to name."""
+"""Variables and flags that have compilers and linkers read more files than they are given."""
 
 from __future__ import annotations
 

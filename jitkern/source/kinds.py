@@ -224,7 +224,7 @@ class Source:
 
     @property
     def owner(self) -> str:
-        """What the cache calls the artifacts of all ops; "" if by the name of each op."""
+        """The name of the artifacts of all ops in the cache; "" if each op gives them its own."""
         return ""
 
     def fields(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a prewarm prints: errors as they happen, and then a line for each op and target."""
+"""The report of a prewarm: errors as they happen, and then a line for each op and target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler says of a CUDA kernel: its parameter types, and what it takes of a GPU.
+"""Facts of a CUDA kernel in the compiler's output: parameter types, and resources that it takes.
 
 PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is
 the kernel's own type is compiled along: its mangled name spells the types of every parameter.

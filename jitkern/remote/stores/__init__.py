@@ -1,4 +1,4 @@
-"""What holds a remote: a directory, a web server, or a bucket. `remote.store` is their contract."""
+"""Stores of remotes: a directory, a web server, or a bucket. `remote.store` is their contract."""
 
 from __future__ import annotations
 
