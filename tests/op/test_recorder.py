@@ -329,7 +329,8 @@ def test_a_node_is_called_inside_another_and_inside_itself(declare):
 
 CHILD = """
 import torch, jitkern.ops
-from jitkern.op import recorder, recording
+from jitkern import testing
+from jitkern.op import recording
 from jitkern.runtime import builds
 x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
