@@ -34,7 +34,7 @@ BUDGETS = {
     "cache_tools": 1897,
     "remote": 2434,
     "calls": 727,
-    "compilers": 5377,
+    "compilers": 5401,
     "loading": 650,
     "jit": 790,
     "launch": 2951,

@@ -6,6 +6,7 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -101,7 +102,7 @@ def _compile(
     import triton
     from triton.backends.compiler import GPUTarget
 
-    triton.knobs.cache.dir = str(staging / "build")
+    triton.knobs.cache.manager_class = functools.partial(_Stages, staging / "build")
     triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
     # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
     triton.runtime.cache.triton_key = lambda: triton.__version__
@@ -160,6 +161,29 @@ def _language_of(fn: Any) -> Any:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     return GluonASTSource
+
+
+class _Stages:
+    """Takes the place of Triton's cache, and has only what the stages of one compile write."""
+
+    def __init__(self, folder: Path, _key: str, **_: bool) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+
+    def get_file(self, name: str) -> str | None:
+        path = self._folder / name
+        return str(path) if path.is_file() else None
+
+    def put(self, data: Any, name: str, binary: bool = True) -> str:  # noqa: FBT001, FBT002  as Triton calls it
+        path = self._folder / name
+        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
+        return str(path)
+
+    def get_group(self, name: str) -> None:
+        """Return what was compiled before: nothing."""
+
+    def put_group(self, name: str, group: dict[str, str]) -> None:
+        """Keep nothing for a later compile."""
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
