@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import needs_triton
 
 from jitkern.compilers.cuda import toolkit
 
@@ -146,6 +147,17 @@ def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     assert set(output["cold"]) == set(output["warm"]) == {"torch.stable", "jitkern.stable"}
     assert set(output["ratio"]) == {"cold.stable", "warm.stable"}
     assert positive(output["cold"]) and positive(output["warm"]) and positive(output["ratio"])
+    assert not cache_dir.exists()
+
+
+@pytest.mark.long
+@needs_triton
+def test_triton_compile_reports_both_contenders(cache_dir: Path) -> None:
+    arguments = ("--device", "cpu", "--rounds", "1", "--json")
+    output = printed(cache_dir, "benches.triton_compile", *arguments)
+    assert set(output["seconds"]) == {"triton", "jitkern"}
+    assert set(output["ratio"]) == {"one", "forty", "package"}
+    assert positive(output["ratio"])
     assert not cache_dir.exists()
 
 
