@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import importlib.util
 import logging
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -191,9 +191,15 @@ def _module(name: str) -> tuple[Path, str]:
     top, *rest = name.split(".") if name else [""]
     spec = importlib.util.find_spec(top) if top else None
     for number, _ in enumerate(rest, 1):
-        places = spec.submodule_search_locations if spec else None
         full = ".".join([top, *rest[:number]])
-        spec = importlib.machinery.PathFinder.find_spec(full, places) if places else None
+        finders = map(pkgutil.get_importer, (spec and spec.submodule_search_locations) or ())
+        found = [part for f in finders if f and (part := f.find_spec(full, None))]
+        spec = next((part for part in found if part.loader), None)
+        if found and not spec:  # the parts of a package without `__init__`
+            spec = found[0]
+            spec.submodule_search_locations = [
+                place for part in found for place in part.submodule_search_locations or ()
+            ]
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise DeclarationError(f"there is no module `{name}` with a Python file; {_NAMED_AS}")
     is_package = spec.submodule_search_locations is not None

@@ -230,6 +230,14 @@ def scale(x):
     assert len({entry.read("kernel.cubin") for entry in entries}) == 3
 
 
+def test_a_module_lies_in_packages_without_an_init(tmp_path, monkeypatch):
+    (tmp_path / "partslib" / "more").mkdir(parents=True)
+    (tmp_path / "partslib" / "more" / "kernels.py").write_text(TRITON)
+    monkeypatch.syspath_prepend(tmp_path)
+    k = jitkern.triton_kernel("partslib.more.kernels:add")
+    assert k.source.package == "partslib.more"
+
+
 def test_of_two_functions_of_a_name_the_last_counts(package):
     other = TRITON.partition("common\n")[2].replace("BLOCK", "WIDTH")
     (package / "kernels.py").write_text(TRITON + other)
