@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 LookUp = Callable[[str, str], "Entry | None"]
 Reference = tuple[str, str, str]  # of an entry: its target, label and digest
-_FORMAT = 2  # bump when the meaning of an input or of a content changes
+_SCHEMA = 2  # bump when the meaning of an input or of a content changes
 _log = logging.getLogger(__name__)
 
 
-def key_of(kind: str, op: str, target: str, label: str, inputs: Mapping[str, Any]) -> Key:
+def record_key(kind: str, op: str, target: str, label: str, inputs: Mapping[str, Any]) -> Key:
     """Return the key of a record. inputs: plain values for JSON."""
-    named = {**inputs, "record": kind, "format": _FORMAT, "op": op, "target": target}
+    named = {**inputs, "record": kind, "format": _SCHEMA, "op": op, "target": target}
     return Key(named, digest_of(named), label)
 
 

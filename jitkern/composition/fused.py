@@ -33,7 +33,7 @@ from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuning
 from jitkern.op.all_ops import OPS
-from jitkern.op.gradient import described
+from jitkern.op.gradient import spec_of
 from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
@@ -319,7 +319,7 @@ class Fused:
                 of_own = gradient.backward(
                     (grad,), {name: named[name] for name in gradient.asked if name in named},
                     tuple(own_needs),
-                    [described(named[name]) for name in gradient.tensors], [described(out)],
+                    [spec_of(named[name]) for name in gradient.tensors], [spec_of(out)],
                 )  # fmt: skip
             if before:
                 through, *of_own = of_own

@@ -49,7 +49,7 @@ def launchers(
     program, outputs, types, templates = typing_of(function, own)
 
     def cuda(k: Any, *args: Any, **named: Any) -> Any:
-        values = completed(names, defaults, args, named)
+        values = with_defaults(names, defaults, args, named)
         tensors = [values[i] for i in positions]
         numbers = [values[i] for i in range(len(values)) if i not in positions]
         template, dtypes = types_of(program, outputs, types, templates, values)
@@ -79,7 +79,7 @@ def launchers(
         return returned(results)
 
     def cpu(k: Any, *args: Any, **named: Any) -> Any:
-        values = completed(names, defaults, args, named)
+        values = with_defaults(names, defaults, args, named)
         tensors = [values[i] for i in positions]
         numbers = [values[i] for i in range(len(values)) if i not in positions]
         template, dtypes = types_of(program, outputs, types, templates, values)
@@ -101,7 +101,7 @@ def launchers(
         return returned(results)
 
     def fake(*args: Any, **named: Any) -> Any:
-        values = completed(names, defaults, args, named)
+        values = with_defaults(names, defaults, args, named)
         tensors = [values[i] for i in positions]
         dtypes = types_of(program, outputs, types, templates, values)[1]
         walked = arranged(name, outputs, tensors, positions, values, dtypes, fake=True)
@@ -128,7 +128,7 @@ def typing_of(function: Definition, own: Formula) -> tuple[Any, Any, Any, Any]:
     return program_of(function.outputs), outputs, own.types, templates
 
 
-def completed(
+def with_defaults(
     names: Sequence[str], defaults: Sequence[Any], args: Sequence[Any], named: Any
 ) -> list[Any]:
     """Return the arguments in order, with the defaults that Torch leaves out."""

@@ -55,7 +55,7 @@ def key_of(call: Mapping[str, Any]) -> Key | None:
     digest = digest_of(request)
     op = f"inline::{plain(call['name'])}"
     label = label_of(op, "shortcut", str(here), f".{digest[:8]}")
-    return records.key_of("shortcut", op, str(here), label, {"call": digest})
+    return records.record_key("shortcut", op, str(here), label, {"call": digest})
 
 
 def plain(name: str) -> str:

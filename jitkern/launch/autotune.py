@@ -250,7 +250,7 @@ def _key(op: str, source: Source, target: Target, model: str, question: Question
     }  # fmt: skip
     place = str(target.for_device_code())
     label = label_of(op, f"choice.{function}" if function else "choice", place)
-    return records.key_of("choice", op, place, label, inputs)
+    return records.record_key("choice", op, place, label, inputs)
 
 
 def _spelled(configs: Sequence[Any], source: Source) -> list[str]:

@@ -19,7 +19,7 @@ from torch.utils import _pytree
 from jitkern import config
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError
-from jitkern.op.gradient import Gradient, described, inside_backward
+from jitkern.op.gradient import Gradient, inside_backward, spec_of
 from jitkern.op.recording import DEPTH, plainly_on
 from jitkern.runtime.symbols import AUTOGRAD, symbols
 
@@ -230,8 +230,8 @@ class _RecordedPlainly(torch.autograd.Function):
         known = (*args, *results)
         ctx.save_for_backward(*[known[i] for i in order.saved])
         ctx.gradient, ctx.plain = gradient, [known[i] for i in order.plain]
-        ctx.inputs = [described(args[i]) for i in order.tensors]
-        ctx.outputs = [described(value) for value in results]
+        ctx.inputs = [spec_of(args[i]) for i in order.tensors]
+        ctx.outputs = [spec_of(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
         _mark(ctx, op, results)
         return result
@@ -267,11 +267,11 @@ class _Recorded:
         ctx.save_for_backward(*_flat(known[name] for name in saved))
         ctx.kept = dict(zip(saved, _lengths(known[name] for name in saved)))
         ctx.gradient, ctx.taken, ctx.returned = gradient, call.taken, call.returned
-        ctx.inputs = [described(value) for value in inputs]
+        ctx.inputs = [spec_of(value) for value in inputs]
         ctx.plain = {
             name: known.get(name) for name in gradient.asked if name in known and name not in saved
         }
-        ctx.outputs = [described(value) for value in results]
+        ctx.outputs = [spec_of(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
         _mark(ctx, call.autograd.op, results)
         return result if call.returned == [None] else tuple(_flat(results))

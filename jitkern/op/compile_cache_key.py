@@ -13,7 +13,7 @@ from jitkern.cache.key import canonical
 from jitkern.errors import DeclarationError
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Source, Triton
-from jitkern.trace.description import described
+from jitkern.trace.description import description_of
 
 
 def digest(ops: Mapping[str, Any]) -> str:
@@ -33,7 +33,7 @@ def _parts(op: Any) -> tuple[Any, ...]:
     sources = tuple(source for listed in declared.sources.values() for source in listed)
     by_op = op.gradient.op.name if op.gradient and op.gradient.op else ""
     traced = (declared.fusible, by_op, *declared.nondifferentiable)
-    text = described(declared.module, functions)
+    text = description_of(declared.module, functions)
     return op.schema, traced, declared.module, sources, in_files, text
 
 

@@ -145,7 +145,7 @@ class Gradient:
 
         kept: the inputs and outputs that the function asks for, by name.
         grads: for each output its gradient, or None, which stands for zeros. inputs, outputs: the
-        result of `described` for each tensor input and each output. Raises DeclarationError.
+        result of `spec_of` for each tensor input and each output. Raises DeclarationError.
         """
         for name in self.constants:
             needed = needs[self.tensors.index(name)]
@@ -233,7 +233,7 @@ class Gradient:
     ) -> tuple[Any, ...]:
         """Return the gradients, lists as lists. Raises DeclarationError for one that Torch refuses.
 
-        inputs: the result of `described` for each tensor input; one that is None has no gradient.
+        inputs: the result of `spec_of` for each tensor input; one that is None has no gradient.
         """
         checked = zip(self.tensors, gradients, needs, inputs)
         return tuple(self._checked(*of_input) for of_input in checked)
@@ -250,7 +250,7 @@ class Gradient:
             each = enumerate(zip(gradients, needed, expected))
             return [self._checked(f"{name}[{i}]", *of_item) for i, of_item in each]
         is_tensor = isinstance(gradient, torch.Tensor)
-        if gradient is not None and (not is_tensor or described(gradient) != expected):
+        if gradient is not None and (not is_tensor or spec_of(gradient) != expected):
             self._check(name, gradient, expected, needed=needed)
         return None if expected is None else gradient
 
@@ -282,7 +282,7 @@ class Gradient:
             )
 
 
-def described(tensor: Any) -> Any:
+def spec_of(tensor: Any) -> Any:
     """Return the shape, device and dtype that a gradient must have; None if not a tensor.
 
     For a list, return a list of these.
@@ -290,20 +290,20 @@ def described(tensor: Any) -> Any:
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.device, tensor.dtype
     if isinstance(tensor, (list, tuple)):
-        return [described(item) for item in tensor]
+        return [spec_of(item) for item in tensor]
     return None
 
 
 def _filled(gradient: Any, output: Any) -> Any:
-    """Return the gradient of a described output, with zeros where nothing depends on it."""
+    """Return the gradient of an output, by its spec, with zeros where nothing depends on it."""
     if isinstance(output, list):
         return [_filled(*both) for both in zip(gradient, output)]
     return _zeros(output) if gradient is None and output is not None else gradient
 
 
-def _zeros(described: Any) -> torch.Tensor:
+def _zeros(spec: Any) -> torch.Tensor:
     """Return the gradient of an output that nothing depends on."""
-    shape, device, dtype = described
+    shape, device, dtype = spec
     return torch.zeros(shape, device=device, dtype=dtype)
 
 

@@ -19,7 +19,7 @@ from jitkern import jit
 from jitkern._fork import after_fork
 from jitkern.errors import JitkernError
 from jitkern.op import recording
-from jitkern.op.gradient import Gradient, described
+from jitkern.op.gradient import Gradient, spec_of
 from jitkern.runtime import binding, builds
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
@@ -69,7 +69,7 @@ class Recorder:
         places = order.tensors, order.saved, order.plain
 
         def check(found: tuple[Any, ...], needs: tuple[Any, ...], like: tuple[Any, ...]) -> None:
-            gradient.check(found, needs, [described(tensor) for tensor in like])
+            gradient.check(found, needs, [spec_of(tensor) for tensor in like])
 
         taken = gradient.taken() if gradient.op else None
         op = gradient.op.name if gradient.op and taken else ""

@@ -35,7 +35,7 @@ class Dependencies(NamedTuple):
     content: dict[str, Any]
 
 
-def declared(source: Source) -> str:
+def declaration_of(source: Source) -> str:
     """Return what a declaration says of how a source is compiled, but for folders."""
     plain = [(n, v) for n, v in vars(source).items() if n not in _PLACES and _is_plain(v)]
     roots = [include.version for include in source.include]
@@ -91,7 +91,7 @@ def _by_files(source: Source) -> bool:
     )
 
 
-def holds(op: str, source: Source, target: Target, content: dict[str, Any]) -> bool:
+def is_current(op: str, source: Source, target: Target, content: dict[str, Any]) -> bool:
     """Return whether a record with this content is for the files as they are.
 
     Raises LookupError, TypeError, ValueError for an odd content, OSError, and DeclarationError.

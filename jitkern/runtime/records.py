@@ -105,11 +105,11 @@ class CallClass(NamedTuple):
             "cold": getattr(getattr(function, "tuning", None), "cold", False),
             "device": (device.index if "device" in world.attributes else 0) or 0,
             "machine": [exact.arch, targets.processor_for(flags)], "model": model,
-            "source": {"kind": source.kind, "declared": room.freshness.declared(source)},
+            "source": {"kind": source.kind, "declared": room.freshness.declaration_of(source)},
             "world": world.identity,
         }  # fmt: skip
         op, place = self.signature.name, str(target.for_host_code())
-        key = records.key_of("call", op, place, "", inputs)
+        key = records.record_key("call", op, place, "", inputs)
         label = ".".join(("call", *self.call))[:80]
         return key._replace(label=label_of(op, label, place, f".{key.digest[:8]}"))
 
@@ -141,7 +141,7 @@ def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
 def is_fresh(kept: StoredRecord, op: str, source: Source, target: targets.Target) -> bool:
     """Return whether a record is for the files of a source as they are now. Raises nothing."""
     try:
-        return room.freshness.holds(op, source, target, kept.content)
+        return room.freshness.is_current(op, source, target, kept.content)
     except (AttributeError, LookupError, TypeError, ValueError, JitkernError, OSError) as e:
         _log.info("%s is not used: %s", kept.entry.path, e)
         return False

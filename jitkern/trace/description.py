@@ -32,7 +32,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _HOMES = (type, types.ModuleType)  # of the functions of C that have no state
 
 
-def described(module: str, functions: Sequence[Any]) -> str:
+def description_of(module: str, functions: Sequence[Any]) -> str:
     """Return the text of what functions do that an op of this module was declared with."""
     try:
         return repr(_Description(module).of(functions))

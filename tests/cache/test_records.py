@@ -21,7 +21,7 @@ def cache(cache_dir):
 
 
 def key_of(kind="choice", **inputs):
-    return records.key_of(kind, "test::k", TARGET, f"test.k.{kind}", inputs)
+    return records.record_key(kind, "test::k", TARGET, f"test.k.{kind}", inputs)
 
 
 def number(content):

@@ -27,7 +27,7 @@ def put(cache_dir, variant, target):
         made = variant._replace(op=op, **variant_fields)
         key = make_key(made, target, (), closure_of(made.source))
         if record:
-            key = records.key_of(record, op, str(target), key.label, {})
+            key = records.record_key(record, op, str(target), key.label, {})
         with (cache := Cache(cache_dir)).staging() as staging:
             if not record:
                 (staging / "out.so").write_bytes(bytes(size))

@@ -196,7 +196,7 @@ op.backward(made(2.0))
 
 def digest(closed=2.0):
     op.gradient.function = made(closed)
-    text = description.described("__main__", [op.declaration.reference, op.gradient.function])
+    text = description.description_of("__main__", [op.declaration.reference, op.gradient.function])
     assert description.PROCESS not in text, text
     return compile_cache_key.digest({"op": op})
 """
@@ -263,5 +263,5 @@ def test_what_cannot_be_told_is_another_one_in_each_process():
     nested = []
     for _ in range(100_000):
         nested = [nested]
-    assert description.described("m", [nested]) != description.described("m", [nested])
-    assert description.PROCESS in description.described("m", [threading.Lock()])
+    assert description.description_of("m", [nested]) != description.description_of("m", [nested])
+    assert description.PROCESS in description.description_of("m", [threading.Lock()])
