@@ -41,10 +41,11 @@ def load_inline(
 ) -> Any:
     """A module compiled from texts; for a library that is no Python module, its path.
 
-    The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets a
-    copy of the library and the units, and `keep_intermediates` and `use_pch` change nothing.
-    Raises ValueError for `functions` of another type, NotImplementedError for SYCL, TargetError
-    if no arch is known, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+    The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
+    copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
+    and `use_pch` change nothing. Raises ValueError for `functions` of another type,
+    NotImplementedError for SYCL, TargetError if no arch is known, CompileError, CompilerNotFound,
+    NotCached, LoadError, CacheError.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)

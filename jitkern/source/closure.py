@@ -17,7 +17,7 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +95,23 @@ def _closure_of(source: Source) -> Closure:
     return Closure(digests(files), _versions(source), paths, frozenset(followed.named), absent)
 
 
+def closures_of(sources: Sequence[Source]) -> list[Closure]:
+    """The closures of C++ or CUDA sources as they are now; a file of several is read once.
+
+    They have no `named` and no `absent`.
+    """
+    shared: dict[object, _Headers] = {}
+    known: dict[bytes, str] = {}
+    closures = []
+    for source in sources:
+        alike = source.home, source.include, source.flags, source.environment
+        headers = shared[alike] = shared.get(alike) or _Headers(source)
+        files = list(headers.files(source.paths))
+        paths = frozenset(Path(path) for _, path, _ in files if path)
+        closures.append(Closure(digests(files, known), _versions(source), paths))
+    return closures
+
+
 def states(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
     """The state of each file that is there; any edit changes it."""
     found = {}
@@ -118,11 +135,15 @@ def missing(path: Path) -> str:
     )
 
 
-def digests(files: Iterable[tuple[str, str, bytes]]) -> dict[str, str]:
+def digests(
+    files: Iterable[tuple[str, str, bytes]], known: dict[bytes, str] | None = None
+) -> dict[str, str]:
     """Label -> SHA-256 of files, given as (label, path, content).
 
-    Where links lead to several files under one label, the later ones get a number.
+    Where links lead to several files under one label, the later ones get a number. known: digests
+    of contents, which grows.
     """
+    known = {} if known is None else known
     owners: dict[str, str] = {}
     hashes: dict[str, str] = {}
     for label, path, data in files:
@@ -130,7 +151,7 @@ def digests(files: Iterable[tuple[str, str, bytes]]) -> dict[str, str]:
         while owners.setdefault(unique, path) != path:
             number += 1
             unique = f"{label} {number}"
-        hashes[unique] = hashlib.sha256(data).hexdigest()
+        hashes[unique] = known[data] = known.get(data) or hashlib.sha256(data).hexdigest()
     return dict(sorted(hashes.items()))
 
 
@@ -159,14 +180,18 @@ class _Headers:
         beside = Path(source.home).parent / "include"  # a root as soon as it is there
         self.absent: set[str] | None = set() if beside.is_dir() else {str(beside)}
         self.named: set[str] = set()
+        self._memory = room.includes.Walked()
 
-    def files(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield (label, path, content) of each file; of a listing of names, with no path."""
-        queue = [self._file(path) for path in self._source.paths]
+    def files(self, paths: Iterable[Path] = ()) -> Iterator[tuple[str, str, bytes]]:
+        """Yield (label, path, content) of each file; of a listing of names, with no path.
+
+        paths: of the units; by default those of the source.
+        """
+        queue = [self._file(path) for path in paths or self._source.paths]
         for name in room.includes.named(self._flags):
             queue += self._find(queue[0], room.includes.Name(name, quoted=True))
         whole = False
-        for label, path, data, computed in room.includes.walk(queue, self._find):
+        for label, path, data, computed in room.includes.walk(queue, self._find, self._memory):
             yield label, path, data
             if computed and not whole:
                 whole = True

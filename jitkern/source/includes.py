@@ -64,32 +64,46 @@ class Name(NamedTuple):
     next_too: bool = False
 
 
+class Walked:
+    """What walks with the same `find` have read and found, so that the next one need not."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, tuple[str, str]] = {}  # of a path: the file, the folder of its name
+        self.texts: dict[str, tuple[bytes, list[Name], bool]] = {}
+        self.found: dict[File, list[File]] = {}
+
+
 def walk(
-    queue: list[File], find: Callable[[File, Name], Iterable[File]]
+    queue: list[File], find: Callable[[File, Name], Iterable[File]], memory: Walked | None = None
 ) -> Iterator[tuple[str, str, bytes, bool]]:
     """Yield the files in the queue and all that they name, as (label, path, content, computed).
 
     find: the files that a name in a file means. computed: whether a macro may name more files. A
     file with several labels comes under each. The caller may add files to the queue meanwhile.
     """
-    contents: dict[str, bytes] = {}
+    known = memory or Walked()
     done: set[tuple[str, str]] = set()
     followed: set[tuple[str, str]] = set()
-    for label, path, text in queue:  # it grows
-        resolved = os.path.realpath(path) if path else ""
+    for file in queue:  # it grows
+        label, path, text = file
+        if path not in known.places:
+            above = os.path.realpath(os.path.dirname(path)) if path else ""  # noqa: PTH120
+            known.places[path] = os.path.realpath(path) if path else "", above
+        resolved, above = known.places[path]
         if (label, resolved) in done:
             continue
         done.add((label, resolved))
-        data = contents.get(resolved) if path else text
-        if data is None:
-            data = contents[resolved] = Path(path).read_bytes()
-        names, computed = included(data)
+        name = resolved or label
+        if name not in known.texts:
+            data = Path(path).read_bytes() if text is None else text
+            known.texts[name] = data, *included(data)
+        data, names, computed = known.texts[name]
         yield label, resolved, data, computed
-        above = os.path.realpath(os.path.dirname(path)) if path else label  # noqa: PTH120
-        if (above, resolved) not in followed:  # by way of a link, a name may mean another file
-            followed.add((above, resolved))
-            for name in names:
-                queue += find(File(label, path), name)
+        if (above or label, resolved) not in followed:  # by a link, a name may mean another file
+            followed.add((above or label, resolved))
+            if file not in known.found:
+                known.found[file] = [f for named in names for f in find(File(label, path), named)]
+            queue += known.found[file]
 
 
 @functools.lru_cache(maxsize=256)

@@ -5,7 +5,7 @@ import pytest
 from jitkern import kernels_src
 from jitkern.compilers.dependencies import check
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.source.closure import closure_of
+from jitkern.source.closure import closure_of, closures_of
 from jitkern.source.kinds import Cpp, Cuda, Include, Triton, shared_include
 
 
@@ -424,3 +424,31 @@ def test_float16_h_has_one_label_for_all_cpp_sources(tmp_path, monkeypatch):
 def test_shipped_kernels_keep_the_label_of_float16_h():
     folder = str(Path(shared_include()).parent / "vec_add")
     assert labels(Cpp("vec_add.cpp", folder=folder)) == ["../include/float16.h", "vec_add.cpp"]
+
+
+def test_closures_of_several_sources_are_those_of_each(tmp_path):
+    texts = {
+        "a/one.cpp": '#include "near.h"\n#include <root.h>\n',
+        "a/two.cpp": '#include "near.h"\n',
+        "a/near.h": '#include "other.h"\n',
+        "a/other.h": "#define OTHER\n",
+        "b/one.cpp": '#include "near.h"\n#define R <root.h>\n#include R\n',
+        "b/near.h": "#define NEAR\n",
+        "b/unused.h": "",
+        "root/root.h": "#include <deeper/x.h>\n",
+        "root/deeper/x.h": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    include = [str(tmp_path / "root")]
+    sources = [
+        Cpp(file, folder=str(tmp_path / folder), include=include, flags=flags)
+        for folder, file, flags in (
+            ("a", "one.cpp", []), ("a", "two.cpp", []), ("b", "one.cpp", []), ("a", "two.cpp", ["-g"]),
+        )
+    ]  # fmt: skip
+    for source, found in zip(sources, closures_of(sources)):
+        alone = closure_of(source)
+        assert (found.files, found.paths) == (alone.files, alone.paths)
+    assert len({tuple(found.files) for found in closures_of(sources)}) == 3

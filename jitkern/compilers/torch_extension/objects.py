@@ -9,6 +9,8 @@ not cover, or a file was edited meanwhile: then each build compiles the unit.
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -24,7 +26,7 @@ from jitkern.compilers.torch_extension import commands
 from jitkern.compilers.torch_extension.commands import Build
 from jitkern.errors import CacheError
 from jitkern.source import includes
-from jitkern.source.closure import Closure, closure_of, states
+from jitkern.source.closure import Closure, closures_of, states
 from jitkern.source.key import make_key, package_of
 from jitkern.source.kinds import HOST, Extension, Include, Source, Variant
 from jitkern.target import Target
@@ -69,20 +71,25 @@ class Objects:
             )
             for path, unit in zip(source.paths, build.units)
         ]  # fmt: skip
-        self._closures = [*map(closure_of, self._sources)]
+        self._closures = closures_of(self._sources)
+        read = frozenset().union(*(closure.paths for closure in self._closures))
+        naming = {path for path in read if _NAME.encode() in path.read_bytes()}
         units = [
-            unit._replace(flags=(f"-D{_NAME}={build.name}", *unit.flags)) if named else unit
-            for unit, named in zip(build.units, map(_has_name, self._sources, self._closures))
-        ]
+            unit._replace(flags=(f"-D{_NAME}={build.name}", *unit.flags))
+            if naming & closure.paths or _may_name(source) else unit
+            for unit, source, closure in zip(build.units, self._sources, self._closures)
+        ]  # fmt: skip
         self.build = build if build.output == "program" else build._replace(units=units)
+        used = {*map(build.is_cuda, build.units)}
+        self._compilers = {cuda: _compilers(cuda=cuda) for cuda in used}
         self.keys = [self._key_of(number) for number in range(len(units))]
 
     def _key_of(self, number: int) -> Key:
         import torch
 
-        build, source = self.build, self._sources[number]
+        build, source, unit = self.build, self._sources[number], self.build.units[number]
         target = self._target
-        if not build.is_cuda(build.units[number]):
+        if not build.is_cuda(unit):
             target = Target.current("cpu").for_host_code(abi=target.abi)
         flags = (
             f"torch {torch.__version__}",
@@ -91,18 +98,14 @@ class Objects:
             commands.standard_of_torch(),
             *(("program",) if build.output == "program" else ()),
             *(("text",) if build.texts else ()),  # whose `__FILE__` has no folder
-            *includes.numbered(build.units[number].flags, [root.path for root in source.roots]),
-            *(f"{name} {version}" for name, version in self._compilers_of(number).items()),
+            *includes.numbered(unit.flags, [root.path for root in source.roots]),
+            *(
+                f"{name} {version}"
+                for name, version in self._compilers[build.is_cuda(unit)].items()
+            ),
         )
         variant = Variant(f"{OBJECT}::{Path(source.files[0]).stem}", source)
         return make_key(variant, target, flags, self._closures[number])
-
-    def _compilers_of(self, number: int) -> dict[str, str]:
-        """The compilers of a unit. Raises CompilerNotFound."""
-        cuda = self.build.is_cuda(self.build.units[number])
-        identity = commands.identity(with_nvcc=cuda)
-        host = config.current().environment.get("CC") if cuda else None
-        return {**identity, **({"CC": cc_build.identity(host)["version"]} if host else {})}
 
     def find(self, number: int) -> bytes | None:
         """The object of a unit, or None."""
@@ -117,6 +120,29 @@ class Objects:
         except (OSError, ValueError, CacheError):
             pass
         return None
+
+    def files(self, folder: Path, library: str) -> dict[str, bytes]:
+        """The objects in the cache, by Torch's names, and the `build.ninja` that makes them.
+
+        folder: where the files shall lie. library: the name of what is linked.
+        """
+        stems = [Path(source.files[0]).stem for source in self._sources]
+        names = [
+            (f"{number}." if stems.count(stem) > 1 else "")
+            + f"{stem}{'.cuda' if self.build.is_cuda(unit) else ''}.o"
+            for number, (stem, unit) in enumerate(zip(stems, self.build.units))
+        ]
+        lines = ["rule step", "  command = $step", "  depfile = $out.d", "  deps = gcc"]
+        for number, (name, unit) in enumerate(zip(names, self.build.units)):
+            command = commands.compile_step(self.build, number, folder).command
+            command = [name if word == f"{number}.o" else word for word in command]
+            command = [f"{name}.d" if word == f"{number}.d" else word for word in command]
+            lines += _edge("step", name, [unit.file], command)
+        linked = commands.link_step(self.build, [folder / name for name in names], folder / library)
+        lines += ["rule link", "  command = $step", *_edge("link", library, names, linked.command)]
+        found = {name: self.find(number) for number, name in enumerate(names)}
+        text = "\n".join((*lines, "")).encode(errors="surrogateescape")
+        return {"build.ninja": text, **{name: data for name, data in found.items() if data}}
 
     def keep(self, number: int, folder: Path) -> None:
         """Publish the object of a unit, compiled in `folder`, if its key tells all about it."""
@@ -146,11 +172,21 @@ class Objects:
         return not (edited or any(hidden) or any(beyond))
 
 
-def _has_name(source: Source, closure: Closure) -> bool:
-    """Whether a unit may have the macro: by its text, its flags, or a file that is not read."""
-    texts = (path.read_bytes() for path in closure.paths)
-    return (
-        any(root.version for root in source.roots)
-        or any(_NAME in word for word in includes.words_of(source))
-        or any(_NAME.encode() in text for text in texts)
-    )
+def _compilers(*, cuda: bool) -> dict[str, str]:
+    """The compilers of a unit. Raises CompilerNotFound."""
+    identity = commands.identity(with_nvcc=cuda)
+    host = config.current().environment.get("CC") if cuda else None
+    return {**identity, **({"CC": cc_build.identity(host)["version"]} if host else {})}
+
+
+def _edge(rule: str, output: str, inputs: list[str], command: list[str]) -> list[str]:
+    """The lines of a `build.ninja` for one command."""
+    paths = [re.sub(r"([$ :])", r"$\1", path) for path in (output, *inputs)]
+    step = shlex.join(command).replace("$", "$$")
+    return [f"build {paths[0]}: {rule} {' '.join(paths[1:])}", f"  step = {step}"]
+
+
+def _may_name(source: Source) -> bool:
+    """Whether the flags of a unit, or headers that are not read, may have the macro."""
+    words = includes.words_of(source)
+    return any(root.version for root in source.roots) or any(_NAME in word for word in words)
