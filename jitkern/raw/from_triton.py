@@ -47,7 +47,8 @@ class TritonKernel(RawKernel):
         return TritonKernel if live is None else type(live)
 
     def __getattr__(self, name: str) -> Any:
-        live = None if name.startswith("_") else self._function()
+        begun = name in ("_live", "source", "function")  # a copy is asked before it has these
+        live = None if begun else self._function()
         if live is None:
             raise AttributeError(f"'TritonKernel' object has no attribute {name!r}")
         return getattr(live, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import importlib
 import json
@@ -555,6 +556,19 @@ def test_torch_takes_a_kernel_for_a_triton_function(twice, form, monkeypatch):
     for graph in graphs:
         (node,) = [n for n in graph.graph.nodes if "triton_kernel_wrapper" in str(n.target)]
         assert node.kwargs["grid"] == ([(4, 1, 1), (2, 1, 1)] if "tuned" in form else [(2, 1, 1)])
+
+
+@needs_triton
+def test_a_kernel_has_what_inductor_asks_of_a_function(package):
+    text = TRITON.replace("from . import common\n", "").replace("common.same", "")
+    (package.parent.parent / "asked.py").write_text(text)
+    kernel = jitkern.triton_kernel("asked:add")
+    assert not hasattr(kernel, "params")
+    import asked
+
+    names = ("__name__", "params", "arg_names", "src", "fn", "cache_key")
+    assert [getattr(kernel, n) == getattr(asked.add, n) for n in names] == [True] * len(names)
+    assert copy.copy(kernel).variants(*tensors(), 9, BLOCK=8)
 
 
 @pytest.mark.gpu
