@@ -152,7 +152,7 @@ class Builder:
                     if entry := kernel.found():
                         del left[kernel]
                         self._found[kernel] = entry
-                        self._take(kernel, kernel.result("hit", path=str(entry.path)))
+                        self.take(kernel, kernel.result("hit", path=str(entry.path)))
         if left and not self._stopped:
             built = (
                 self._elsewhere.built([*left], lambda: self._stopped) if self._elsewhere
@@ -161,9 +161,9 @@ class Builder:
             with contextlib.closing(built):
                 for kernel, result in built:
                     del left[kernel]
-                    self._take(kernel, result)
+                    self.take(kernel, result)
         for kernel in left:
-            self._take(kernel, kernel.result("skipped", reason=NOT_TRIED))
+            self.take(kernel, kernel.result("skipped", reason=NOT_TRIED))
 
     def _record(self, calls: Sequence[tuple[_Work, list[tuple[Any, ...]]]]) -> None:
         """Publish the launch records of calls whose kernels are there."""
@@ -239,7 +239,7 @@ class Builder:
             build = variant.source.shared_build, kernel.target
         return self._kernels.setdefault(build, kernel)
 
-    def _take(self, kernel: Kernel, result: Result) -> None:
+    def take(self, kernel: Kernel, result: Result) -> None:
         """Note the result of a kernel. That of a configuration that calls do without is skipped."""
         if result.status == "failed":
             self._broken.add(kernel)
