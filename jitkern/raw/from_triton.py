@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, all_configurations, declared_in, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.kinds import Source, Triton, Variant
+from jitkern.source.module_spec import spec_in
 from jitkern.source.triton_decorators import TRITON_OPTIONS
 from jitkern.source.triton_globals import live_function
 from jitkern.source.triton_text import functions
@@ -193,14 +193,7 @@ def _module(name: str) -> tuple[Path, str]:
     spec = importlib.util.find_spec(top) if top else None
     for number, _ in enumerate(rest, 1):
         full = ".".join([top, *rest[:number]])
-        finders = map(pkgutil.get_importer, (spec and spec.submodule_search_locations) or ())
-        found = [part for f in finders if f and (part := f.find_spec(full, None))]
-        spec = next((part for part in found if part.loader), None)
-        if found and not spec:  # the parts of a package without `__init__`
-            spec = found[0]
-            spec.submodule_search_locations = [
-                place for part in found for place in part.submodule_search_locations or ()
-            ]
+        spec = spec_in((spec and spec.submodule_search_locations) or (), full)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise DeclarationError(f"there is no module `{name}` with a Python file; {_NAMED_AS}")
     is_package = spec.submodule_search_locations is not None

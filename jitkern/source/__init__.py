@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         includes as includes,
         key as key,
         kinds as kinds,
+        module_spec as module_spec,
         texts as texts,
         triton_decorators as triton_decorators,
         triton_function as triton_function,

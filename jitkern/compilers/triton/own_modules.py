@@ -19,7 +19,6 @@ import importlib.util
 import io
 import linecache
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
@@ -27,6 +26,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from jitkern.source.module_spec import spec_in
 from jitkern.source.triton_decorators import KNOWN, Unknown
 from jitkern.source.triton_text import PURE, READING, PythonText, given_by, is_kernel
 
@@ -137,22 +137,12 @@ class OwnModules:
     def _found(self, name: str) -> ModuleSpec | None:
         package = name.rpartition(".")[0]
         above = self.spec(package) if package else None
-        portions: list[str] = []  # of a package without `__init__`
-        for folder in (
-            self._beside if not package else (above and above.submodule_search_locations) or ()
-        ):
-            finder = pkgutil.get_importer(folder)
-            spec = finder.find_spec(name, None) if finder else None
-            if spec and spec.loader:
-                return spec
-            portions += (spec and spec.submodule_search_locations) or ()
-        if not package:
-            found = (f.find_spec(name, None) for f in sys.meta_path if hasattr(f, "find_spec"))
-            if spec := next(filter(None, found), None):
-                return spec
-        whole = ModuleSpec(name, None, is_package=True)
-        whole.submodule_search_locations = portions
-        return whole if portions else None
+        folders = self._beside if not package else (above and above.submodule_search_locations)
+        spec = spec_in(folders or (), name)
+        if package or (spec and spec.loader):
+            return spec
+        found = (f.find_spec(name, None) for f in sys.meta_path if hasattr(f, "find_spec"))
+        return next(filter(None, found), spec)
 
     def refusal(self, full: str) -> BaseException:
         """Return why a member of a module that is not imported is not known."""
