@@ -193,10 +193,9 @@ def _leave_copies(variant: Variant, target: Target, entry: Entry, folder: Path) 
     files = {name: text.encode() for name, text in zip(source.files, source.texts)}
     data = entry.read(entry.manifest.meta["artifact"])
     known = copy.is_file() and copy.read_bytes() == data and (folder / "build.ninja").is_file()
-    with contextlib.suppress(CompilerNotFound):
-        files |= (
-            {} if known else _parts(source, jit.exact_target(variant, target), folder, copy.name)
-        )
+    if not known:
+        with contextlib.suppress(CompilerNotFound):
+            files |= _parts(source, jit.exact_target(variant, target), folder, copy.name)
     for name, content in files.items():
         _replace(folder / name, content, 0o644)
     _replace(copy, data, 0o755)

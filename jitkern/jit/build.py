@@ -118,10 +118,11 @@ def _built(
     variant = request.variant
     _check_version(request)
     _check_include(variant.op, variant.source)
-    if reason != REFRESH.reason and variant.source.seconds > REPEATED:
+    anew = reason == REFRESH.reason
+    slow = variant.source.seconds > REPEATED
+    if slow and not anew:
         _raise_again(cache, request)
     before = states(request.closure.paths)
-    anew = reason == REFRESH.reason
     try:
         built = request.compiler.compile_parts(
             variant, request.exact, request.closure, staging, cache, anew=anew
@@ -132,8 +133,10 @@ def _built(
         if edited or not staging.is_dir():
             return None, current
         if e.log:
-            told = {**vars(e), "message": str(e), "inputs": _inputs(request)}
-            log = cache.keep_log(request.key, staging, told if _is_repeatable(request, e) else None)
+            told = None
+            if slow and _is_repeatable(request, e):
+                told = {**vars(e), "message": str(e), "inputs": _inputs(request)}
+            log = cache.keep_log(request.key, staging, told)
             e.args = (f"{e}\nfull log: {log}",)
         raise
     except OSError as e:
@@ -168,11 +171,8 @@ def _inputs(request: Request) -> dict[str, object]:
 
 def _is_repeatable(request: Request, e: CompileError) -> bool:
     """Whether the compiler refused the text, all of which is in the key."""
-    slow = request.variant.source.seconds > REPEATED
-    return (
-        slow
-        and compilers.result.refuses_text(e.log)
-        and not any(included(path.read_bytes())[1] for path in request.closure.paths)
+    return compilers.result.refuses_text(e.log) and not any(
+        included(path.read_bytes())[1] for path in request.closure.paths
     )
 
 

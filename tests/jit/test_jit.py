@@ -257,6 +257,14 @@ def test_a_slow_compile_that_failed_is_not_repeated_for_a_while(
     assert len(compiler.compiles) == 7
 
 
+def check_repeated(compiler, variant, target, said):
+    compiler.fail = said
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            jit.ensure(variant, target)
+    assert len(compiler.compiles) == 2
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -269,20 +277,12 @@ def test_a_slow_compile_that_failed_is_not_repeated_for_a_while(
     ],
 )
 def test_a_failure_of_the_machine_is_not_remembered(slow, compiler, variant, target, said):
-    compiler.fail = said
-    for _ in range(2):
-        with pytest.raises(CompileError):
-            jit.ensure(variant, target)
-    assert len(compiler.compiles) == 2
+    check_repeated(compiler, variant, target, said)
 
 
 def test_a_failure_beside_a_computed_include_is_not_remembered(slow, compiler, variant, target):
     variant.source.paths[0].write_text("#define HEADER </elsewhere.h>\n#include HEADER\n")
-    compiler.fail = REFUSED
-    for _ in range(2):
-        with pytest.raises(CompileError):
-            jit.ensure(variant, target)
-    assert len(compiler.compiles) == 2
+    check_repeated(compiler, variant, target, REFUSED)
 
 
 def test_a_callback_that_raises_fails_no_call(compiler, variant, target, caplog):
