@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _round(who: str, home: Path) -> dict[str, dict[str, float]]:
-    """What a contender takes from nothing, and after an edit of a unit."""
+    """Measure a contender: a build from nothing, and one after an edit of a unit."""
     files = [home / f"unit{number}.cpp" for number in range(UNITS)]
     for number, file in enumerate(files):
         file.write_text(_UNIT % (number, number))

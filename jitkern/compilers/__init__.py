@@ -79,7 +79,7 @@ class Compiler(Protocol):
         *,
         anew: bool,
     ) -> Built:
-        """As `compile`; parts of the artifact that can be entries come from `cache`, and go there.
+        """Compile as `compile` does, with parts of the artifact from `cache`; new parts go there.
 
         anew: whether the parts that the cache has are to be compiled again.
         """

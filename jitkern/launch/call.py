@@ -106,11 +106,11 @@ def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> Trito
 
 
 def declared_in(op: str, source: Source, function: str) -> TritonFunction:
-    """Return a function of a Triton source, as read from its text.
+    """Return what a launch needs to know of a function of a Triton source.
 
-    Where the text does not tell its decorators, it is read from Triton's objects: the file's module
-    is imported if it was not. Raises CompileError for what launches do not do, DeclarationError for
-    a missing file, LaunchError for a missing function.
+    It is read from the text. Where that does not tell the decorators, it is read from Triton's
+    objects: the file's module is imported if it was not. Raises CompileError for what launches do
+    not do, DeclarationError for a missing file, LaunchError for a missing function.
     """
     path = source.paths[0]
     if not path.is_file():

@@ -24,7 +24,7 @@ _patches: list[TritonPatch] = []
 
 
 class TritonPatch(AbstractContextManager["TritonPatch"]):
-    """What `patch_triton` returns: the functions launched so far, and the way back.
+    """A patch that `patch_triton` has made: the functions launched so far, and the way back.
 
     `taken`: names of the functions that the cache serves, as `module:name`. `refused`: those that
     Triton goes on launching, with the reasons.

@@ -65,7 +65,7 @@ class Name(NamedTuple):
 
 
 class Walked:
-    """What walks with the same `find` have read and found, so that the next one need not."""
+    """A memory of the files that walks with the same `find` have read, and of their includes."""
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[str, str]] = {}  # of a path: the file, the folder of its name

@@ -55,7 +55,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class UntoldByText(CompileError):
-    """What a launch needs to know of a function follows from more than the text of its file."""
+    """A function's decorators follow from more than the text of its file."""
 
 
 class TritonFunction(NamedTuple):
@@ -317,7 +317,7 @@ class PythonText(abc.ABC):
         return self.names[node.name]
 
     def _applied(self, decorator: ast.expr, value: Any) -> Any:
-        """What a decorator makes of a value."""
+        """Apply a decorator to a value; returns the result."""
         code = compile(ast.Expression(decorator), self.path, "eval", self.flags, True)
         return eval(code, self.names)(value)  # noqa: S307  the kernel author's own code
 

@@ -360,7 +360,7 @@ class Tracer:
         """Record a launch: get the kernel and check its arguments now; the program launches."""
         choose = functools.partial(self._autotuned, call.function)
         where, source = self._kernels_of.where, self._kernels_of.source
-        if source.kind == "triton" and (why := declared_in(where, source, call.function).unread):
+        if source.in_python and (why := declared_in(where, source, call.function).unread):
             raise Unsupported(
                 f"the decorators of `{call.function}` follow from more than the text of its file, "
                 f"and a program cannot tell when they change: {why}"
