@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, config, jit, op as room, prewarming, remote, trace
+from jitkern import cache_tools, calls, config, jit, op as room, prewarming, remote, trace
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import counted
-from jitkern.calls.signature import class_of
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.hints import ExplainRow
@@ -148,17 +147,18 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
 
     Calls without a program get a row that says why the Python launcher runs.
     """
-    variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device, target)
+    variants, needing, problems = room.needed_kernels.needs_of(op, source, target.device, target)
     here = hints.installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)
     for problem in problems:
         yield ExplainRow(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
-    traces, reasons, _ = prewarming.call_traces.traces_of(op, source, target, calls, {})
+    traces, reasons, _ = prewarming.call_traces.traces_of(op, source, target, needing, {})
     written = op.launch_function(source, target.device) if traces else None
     for traced, entry in prewarming.call_traces.kept(op, source, target, traces):
-        label = entry.variant if entry else ".".join(("call", *class_of(traced.args)))
+        name = ("call", *calls.signature.class_of(traced.args))
+        label = entry.variant if entry else ".".join(name)
         yield ExplainRow(
             "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",

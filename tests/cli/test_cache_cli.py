@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -326,3 +328,18 @@ def test_stats_count_what_cannot_be_read(put, cli):
     (put("mylib::b").path / NAME).write_text("{}")
     totals = json.loads(cli("cache", "stats", "--json")[1].splitlines()[-1])["totals"]
     assert (totals["entries"], totals["damaged"]) == (2, 1)
+
+
+WITHOUT_TORCH = """
+import sys
+from jitkern.cli import main
+assert main(sys.argv[1:]) == 0
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("command", ["cache dir", "cache ls", "cache stats", "cache verify"])
+def test_a_command_on_the_cache_waits_for_no_import_of_torch(command, cache_dir):
+    arguments = [sys.executable, "-c", WITHOUT_TORCH, *command.split()]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
