@@ -38,7 +38,7 @@ BUDGETS = {
     "loading": 650,
     "jit": 790,
     "launch": 2951,
-    "trace": 2713,
+    "trace": 2750,
     "runtime": 3361,
     "op": 2916,
     "raw": 684,

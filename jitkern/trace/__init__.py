@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         fast_check as fast_check,
         lists as lists,
         program as program,
+        program_builder as program_builder,
         stand_ins as stand_ins,
         tensor_proxy as tensor_proxy,
         trace as trace,

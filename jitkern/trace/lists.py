@@ -15,8 +15,9 @@ import torch
 from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.program import TABLE
+from jitkern.trace.program_builder import DTYPE_CODES
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
-from jitkern.trace.tracer import DTYPE_CODES, Described, Tracer, table_words
+from jitkern.trace.tracer import Described, Tracer, table_words
 
 _MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a program
 

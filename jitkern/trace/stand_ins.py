@@ -20,8 +20,14 @@ from jitkern.launch.tuned import changed
 from jitkern.trace.copying import ReadOnlyDict, copies
 from jitkern.trace.fast_check import check
 from jitkern.trace.lists import TensorList
-from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
-from jitkern.trace.tracer import allocated, default_dtype
+from jitkern.trace.tensor_proxy import (
+    ANSWERED,
+    Address,
+    Shape,
+    TensorProxy,
+    allocated,
+    default_dtype,
+)
 from jitkern.trace.values import is_plain
 from jitkern.trace.world import World, overrides_of_tensors
 

@@ -7,18 +7,20 @@ tensor, allocate one like it and copy it; anything else is Unsupported.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from jitkern.launch.arguments import ALIGNMENT
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.named_tuple import NamedTuple
+from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder, dense_strides
 
-if TYPE_CHECKING:
-    from jitkern.trace.tracer import Tracer
+_active = threading.local()  # `program`: that of this thread's trace
 
 
 class Shape(tuple[Any, ...]):
@@ -96,7 +98,7 @@ class TensorProxy:
 
     def __init__(
         self,
-        tracer: Tracer,
+        program: ProgramBuilder,
         memory: Memory,
         dtype: torch.dtype,
         shape: Sequence[Any],
@@ -106,10 +108,10 @@ class TensorProxy:
         argument: int | None = None,
         contiguous: bool = False,
     ) -> None:
-        self._tracer = tracer
+        self._program = program
         self._memory = memory
         self.dtype = dtype
-        self.device = tracer.device
+        self.device = program.device
         self.shape = Shape(shape)
         self._strides = tuple(strides)
         self._offset = offset  # in elements
@@ -170,8 +172,8 @@ class TensorProxy:
 
     def numel(self) -> Any:
         if self._argument is not None:
-            return self._tracer.symbol(
-                self._tracer.facts.value("NUMEL", self._argument),
+            return self._program.symbol(
+                self._program.facts.value("NUMEL", self._argument),
                 math.prod(s.hint for s in self.shape),
                 "numel",
                 natural=True,
@@ -197,12 +199,12 @@ class TensorProxy:
             return True
         answer = self._follows(self._strides)
         if self._argument is not None:
-            self._tracer.facts.guard("CONTIGUOUS", self._argument, int(answer))
+            self._program.facts.guard("CONTIGUOUS", self._argument, int(answer))
             self.__dict__["_known_contiguous"] = answer
             return answer
         return bool(self.numel() == 0) or all(
             bool(size == 1) or bool(stride == step)
-            for size, stride, step in zip(self.shape, self._strides, self._tracer.dense(self.shape))
+            for size, stride, step in zip(self.shape, self._strides, dense_strides(self.shape))
         )
 
     def _follows(self, strides: Sequence[Any]) -> bool:
@@ -218,7 +220,7 @@ class TensorProxy:
     # ------------------------------------------------------------------ views
 
     def view(self, *shape: Any) -> TensorProxy:
-        dense = self._tracer.dense(self.shape)
+        dense = dense_strides(self.shape)
         if not all(bool(a == b) for a, b in zip(self._strides, dense)):
             raise Unsupported("a view of a tensor whose strides are not dense cannot be traced")
         sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
@@ -230,7 +232,7 @@ class TensorProxy:
             sizes[holes[0]] = self.numel() // rest
         if any(size < 0 for size in sizes) or math.prod(sizes) != self.numel():
             raise Unsupported("a view with another number of elements cannot be traced")
-        return self._view(sizes, self._tracer.dense(sizes), contiguous=True)
+        return self._view(sizes, dense_strides(sizes), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
         return self.view(*shape)  # a reshape that may copy, of strides not dense, is Unsupported
@@ -366,7 +368,7 @@ class TensorProxy:
         contiguous: bool = False,
     ) -> TensorProxy:
         return TensorProxy(
-            self._tracer, self._memory, self.dtype, shape, strides,
+            self._program, self._memory, self.dtype, shape, strides,
             offset=self._offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
@@ -382,17 +384,17 @@ class TensorProxy:
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
         if self.is_contiguous(memory_format):
             return self
-        return self._tracer.allocate(self.shape, None, self.dtype).copy_(self)
+        return allocate(self._program, self.shape, None, self.dtype).copy_(self)
 
     def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
-        return self._tracer.like(self, memory_format=memory_format).copy_(self)
+        return like(self._program, self, memory_format=memory_format).copy_(self)
 
     def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
         if type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
             raise Unsupported("Tensor.to() with more than a dtype cannot be traced")
-        return self if dtype is self.dtype else self._tracer.like(self, dtype=dtype).copy_(self)
+        return self if dtype is self.dtype else like(self._program, self, dtype=dtype).copy_(self)
 
     def float(self) -> TensorProxy:
         return self.to(torch.float32)
@@ -407,13 +409,13 @@ class TensorProxy:
         return self.to(torch.bfloat16)
 
     def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
-        return self._tracer.empty(*shape, **self._like(options))
+        return empty(self._program, *shape, **self._like(options))
 
     def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
         return self.new_empty(*shape, **options).zero_()
 
     def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
-        return self._tracer.empty_strided(shape, strides, **self._like(options))
+        return empty_strided(self._program, shape, strides, **self._like(options))
 
     def _like(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of an allocation, by default this tensor's."""
@@ -423,20 +425,20 @@ class TensorProxy:
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
             raise Unsupported("copy_() of no tensor of this call cannot be traced")
-        to, origin = self._tracer.handle(self), self._tracer.handle(source)
-        self._tracer.act("COPY", to, origin, int(non_blocking))
+        to, origin = handle_of(self), handle_of(source)
+        self._program.act("COPY", to, origin, int(non_blocking))
         self._changed()
         return self
 
     def zero_(self) -> TensorProxy:
-        self._tracer.act("ZERO", self._tracer.handle(self))
+        self._program.act("ZERO", handle_of(self))
         self._changed()
         return self
 
     def _changed(self) -> None:
         """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
-            self._tracer.act("CHANGED")
+            self._program.act("CHANGED")
 
 
 ANSWERED = frozenset((*vars(TensorProxy), *TensorProxy.__annotations__))  # of a tensor
@@ -447,3 +449,173 @@ def _clamped(bound: Any, size: Any) -> Any:
     if bound < 0:
         bound = bound + size
     return 0 if bound < 0 else min(bound, size)
+
+
+def is_proxy(value: object) -> bool:
+    """Whether `value` is a TensorProxy, whose `__class__` is torch.Tensor."""
+    return type(value) is TensorProxy
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two numbers are one expression."""
+    return (
+        a is b
+        or (is_symbol(a) and is_symbol(b) and a.register == b.register)
+        or (not is_symbol(a) and not is_symbol(b) and a == b)
+    )
+
+
+@contextlib.contextmanager
+def recording(program: ProgramBuilder) -> Iterator[None]:
+    """Add the allocations of this thread to a program while the block runs."""
+    before, _active.program = getattr(_active, "program", None), program
+    try:
+        yield
+    finally:
+        _active.program = before
+
+
+def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
+    """Return the proxy that torch.empty, torch.zeros_like and the like make in a trace."""
+    program: ProgramBuilder = _active.program
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    if name.endswith("_like"):
+        proxy = like(program, *args, **kwargs)
+    elif "size" in kwargs:
+        proxy = empty(program, kwargs.pop("size"), *args, **kwargs)
+    elif name == "empty_strided":
+        proxy = empty_strided(program, *args, **kwargs)
+    else:
+        proxy = empty(program, *args, **kwargs)
+    return proxy.zero_() if name.startswith("zeros") else proxy
+
+
+def default_dtype() -> torch.dtype:
+    """Return the default dtype, which the trace of this thread depends on from now on."""
+    program: ProgramBuilder = _active.program
+    return program.default_dtype()
+
+
+def allocate(
+    program: ProgramBuilder,
+    shape: Sequence[Any],
+    strides: Sequence[Any] | None,
+    dtype: torch.dtype,
+    *,
+    contiguous: bool = False,
+) -> TensorProxy:
+    """Return the proxy of new memory with these sizes and strides (None: contiguous)."""
+    if dtype not in DTYPE_CODES:
+        raise Unsupported(f"an allocation of {dtype} cannot be traced")
+    shape = tuple(shape)
+    steps = dense_strides(shape) if strides is None else tuple(strides)
+    number = len(program.owned)
+    program.owned.append((shape, steps))
+    data = program.facts.register()
+    program.act("ALLOCATE", data, number, DTYPE_CODES[dtype], *program.operands((*shape, *steps)))
+    memory = Memory(~number, data, None)
+    return TensorProxy(
+        program, memory, dtype, shape, steps, contiguous=contiguous or strides is None
+    )
+
+
+def empty(
+    program: ProgramBuilder,
+    *shape: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **rest: Any,
+) -> TensorProxy:
+    """Allocate as torch.empty does."""
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    return allocate(program, sizes, None, _options(program, dtype, device, rest))
+
+
+def empty_strided(
+    program: ProgramBuilder,
+    shape: Any,
+    strides: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **rest: Any,
+) -> TensorProxy:
+    """Allocate as torch.empty_strided does."""
+    return allocate(program, shape, strides, _options(program, dtype, device, rest))
+
+
+def like(
+    program: ProgramBuilder,
+    model: TensorProxy,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    memory_format: Any = torch.preserve_format,
+    **rest: Any,
+) -> TensorProxy:
+    """Allocate as torch.empty_like does: a dense model's strides are kept."""
+    if not is_proxy(model):
+        raise Unsupported("empty_like() of no tensor of this call cannot be traced")
+    chosen = _options(program, dtype or model.dtype, device or program.device, rest)
+    if memory_format is torch.contiguous_format:
+        return allocate(program, model.shape, None, chosen)
+    if memory_format is not torch.preserve_format:
+        raise Unsupported(f"an allocation in {memory_format} cannot be traced")
+    contiguous = model.is_contiguous()
+    if not contiguous:
+        expected: Any = 1
+        for d in sorted(range(model.ndim), key=lambda d: _stride_hints(model, d)):
+            if model.shape[d] == 1:
+                continue
+            if not model._strides[d] == expected:
+                raise Unsupported("empty_like() of gaps or overlaps cannot be traced")
+            expected = expected * model.shape[d]
+    return allocate(program, model.shape, model._strides, chosen, contiguous=contiguous)
+
+
+def _options(
+    program: ProgramBuilder, dtype: torch.dtype | None, device: Any, rest: dict[str, Any]
+) -> torch.dtype:
+    place = torch.device(device if device is not None else "cpu")
+    index = place.index if place.index is not None else program.device.index
+    if place.type != program.device.type or index != program.device.index:
+        raise Unsupported(f"an allocation on {place} cannot be traced: not {program.device}")
+    unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
+    if unknown:
+        raise Unsupported(f"an allocation with {unknown[0]}= cannot be traced")
+    program.facts.guard("UNFILLED")
+    return program.default_dtype() if dtype is None else dtype
+
+
+def handle_of(tensor: TensorProxy) -> int:
+    """Return a tensor's handle as an operand; for a view, make a new handle."""
+    handle = tensor._memory.handle
+    if handle is None:
+        raise Unsupported("a workspace other than as an argument of a kernel cannot be traced")
+    if tensor._argument is not None or _whole(tensor):
+        return handle
+    program, number = tensor._program, len(tensor._program.owned)
+    program.owned.append(((), ()))
+    numbers = (*tensor.shape, *tensor._strides, tensor._offset)
+    program.act("VIEW", number, handle, *program.operands(numbers))
+    return ~number
+
+
+def _whole(tensor: TensorProxy) -> bool:
+    """Whether the tensor is an allocation with its first sizes and strides."""
+    handle = tensor._memory.handle
+    if handle is None or handle >= 0 or not same(tensor._offset, 0):
+        return False
+    allocation = tensor._program.owned[~handle]
+    return all(
+        len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+        for a, b in zip(allocation, (tensor.shape, tensor._strides))
+    )
+
+
+def _stride_hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
+    """Return a key that orders dimensions; the order only decides which guards are tried."""
+    stride, size = tensor._strides[d], tensor.shape[d]
+    return (
+        stride.hint if is_symbol(stride) else stride,
+        size.hint if is_symbol(size) else size,
+    )

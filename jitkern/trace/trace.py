@@ -22,7 +22,8 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.trace.lists import TensorList
 from jitkern.trace.program import Program, encoded, operands_of
 from jitkern.trace.stand_ins import traceable
-from jitkern.trace.tracer import Provider, Tracer, described, recording
+from jitkern.trace.tensor_proxy import recording
+from jitkern.trace.tracer import Provider, Tracer, described
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`

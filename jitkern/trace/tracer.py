@@ -1,11 +1,9 @@
-"""The tracer of a trace, which notes allocations, launches and results as steps of a program."""
+"""The tracer of a trace, which notes arguments, launches and results as steps of a program."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,63 +17,14 @@ from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.launch.resources.workspaces import checked_count
 from jitkern.launch.runner import CachedKernels, Runner, arguments_of
-from jitkern.launch.symbols import (
-    Facts,
-    Instruction,
-    Symbol,
-    Unsupported,
-    concrete,
-    is_symbol,
-    operand_of,
-)
+from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_decorators, triton_text
-from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
+from jitkern.source.dtypes import TENSOR_MAP, table_of
 from jitkern.trace.program import FLOAT, LINE, POINTED, TABLE, WORD
-from jitkern.trace.tensor_proxy import Memory, TensorProxy
-
-# Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
-DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().items()} | {
-    torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
-}  # fmt: skip
-
-_active = threading.local()  # the tracer of this thread's trace
-
-
-@contextlib.contextmanager
-def recording(tracer: Tracer) -> Iterator[None]:
-    """Note the allocations of this thread in `tracer` while the block runs."""
-    before, _active.tracer = getattr(_active, "tracer", None), tracer
-    try:
-        yield
-    finally:
-        _active.tracer = before
-
-
-def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
-    """Return the proxy that torch.empty, torch.zeros_like and the like make in a trace."""
-    tracer: Tracer = _active.tracer
-    kwargs = {k: v for k, v in kwargs.items() if v is not None}
-    if name.endswith("_like"):
-        proxy = tracer.like(*args, **kwargs)
-    elif "size" in kwargs:
-        proxy = tracer.empty(kwargs.pop("size"), *args, **kwargs)
-    else:
-        allocate = tracer.empty_strided if name == "empty_strided" else tracer.empty
-        proxy = allocate(*args, **kwargs)
-    return proxy.zero_() if name.startswith("zeros") else proxy
-
-
-def default_dtype() -> torch.dtype:
-    """Return the default dtype, which the trace of this thread depends on from now on."""
-    tracer: Tracer = _active.tracer
-    return tracer.default_dtype()
-
-
-def is_proxy(value: object) -> bool:
-    """Whether `value` is a TensorProxy, whose `__class__` is torch.Tensor."""
-    return type(value) is TensorProxy
+from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder
+from jitkern.trace.tensor_proxy import Memory, TensorProxy, allocate, handle_of, is_proxy, same
 
 
 class Described(NamedTuple):
@@ -113,48 +62,18 @@ def described(args: Sequence[Any]) -> list[Any]:
 Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads the cache
 
 
-class Tracer:
-    """The tracer that the proxies of one trace share."""
+class Tracer(ProgramBuilder):
+    """The program of a trace, and what the launch function asks of `k` for it."""
 
     def __init__(
         self, device: torch.device, kernels_of: Provider, line: Callable[[], int], arguments: int
     ) -> None:
-        self.device = device
-        self.facts = Facts(line)
-        self.actions: list[Instruction] = []
-        self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
+        super().__init__(device, line)
         self.tensors = arguments  # the number of the next tensor of a list
-        self.memory = 0  # words
         self.table_words = 0  # of the memory
-        self.texts: dict[str, int] = {}
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of
-
-    def act(self, name: str, *operands: int) -> None:
-        """Add a step that acts, after all earlier ones."""
-        self.actions.append(self.facts.instruction(name, *operands))
-
-    def text(self, text: str) -> int:
-        """Return a text as an operand."""
-        return self.texts.setdefault(text, len(self.texts))
-
-    def reserve(self, words: int) -> int:
-        """Return the place of new words in the memory of the program."""
-        at = -(-self.memory // LINE) * LINE
-        self.memory = at + words
-        return at
-
-    def symbol(self, register: int, hint: Any, what: str, *, natural: bool = False) -> Symbol:
-        """Return a Symbol for a number that each call brings."""
-        return Symbol(self.facts, register, hint, what, natural=natural)
-
-    def operand(self, value: Any) -> int:
-        """Return a number or Symbol as an operand."""
-        return operand_of(value, self.facts)
-
-    def operands(self, values: Sequence[Any]) -> list[int]:
-        return [self.operand(value) for value in values]
 
     def tensor(self, number: int, label: str, value: Described) -> TensorProxy:
         """Return the proxy of an argument or of a list's tensor, and guard dtype, rank, device."""
@@ -202,128 +121,6 @@ class Tracer:
             *map(facts.constant, numbers),
         )  # fmt: skip
         return at, words
-
-    # ------------------------------------------------------------------ allocation
-
-    def dense(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the strides of contiguous memory, for which Torch counts a size of 0 as 1."""
-        strides: list[Any] = []
-        step: Any = 1
-        for size in reversed(shape):
-            strides.append(step)
-            step = step * (
-                size.made(max(size.hint, 1), "MAX1", size.register)
-                if is_symbol(size)
-                else max(size, 1)
-            )
-        return tuple(reversed(strides))
-
-    def allocate(
-        self,
-        shape: Sequence[Any],
-        strides: Sequence[Any] | None,
-        dtype: torch.dtype,
-        *,
-        contiguous: bool = False,
-    ) -> TensorProxy:
-        """Return the proxy of new memory with these sizes and strides (None: contiguous)."""
-        if dtype not in DTYPE_CODES:
-            raise Unsupported(f"an allocation of {dtype} cannot be traced")
-        shape = tuple(shape)
-        steps = self.dense(shape) if strides is None else tuple(strides)
-        number = len(self.owned)
-        self.owned.append((shape, steps))
-        data = self.facts.register()
-        self.act("ALLOCATE", data, number, DTYPE_CODES[dtype], *self.operands((*shape, *steps)))
-        memory = Memory(~number, data, None)
-        return TensorProxy(
-            self, memory, dtype, shape, steps, contiguous=contiguous or strides is None
-        )
-
-    def empty(
-        self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
-    ) -> TensorProxy:
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return self.allocate(sizes, None, self._options(dtype, device, rest))
-
-    def empty_strided(
-        self,
-        shape: Any,
-        strides: Any,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-        **rest: Any,
-    ) -> TensorProxy:
-        return self.allocate(shape, strides, self._options(dtype, device, rest))
-
-    def like(
-        self,
-        model: TensorProxy,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-        memory_format: Any = torch.preserve_format,
-        **rest: Any,
-    ) -> TensorProxy:
-        """Allocate as torch.empty_like does: a dense model's strides are kept."""
-        if not is_proxy(model):
-            raise Unsupported("empty_like() of no tensor of this call cannot be traced")
-        chosen = self._options(dtype or model.dtype, device or self.device, rest)
-        if memory_format is torch.contiguous_format:
-            return self.allocate(model.shape, None, chosen)
-        if memory_format is not torch.preserve_format:
-            raise Unsupported(f"an allocation in {memory_format} cannot be traced")
-        dense = model.is_contiguous()
-        if not dense:
-            expected: Any = 1
-            for d in sorted(range(model.ndim), key=lambda d: _stride_hints(model, d)):
-                if model.shape[d] == 1:
-                    continue
-                if not model._strides[d] == expected:
-                    raise Unsupported("empty_like() of gaps or overlaps cannot be traced")
-                expected = expected * model.shape[d]
-        return self.allocate(model.shape, model._strides, chosen, contiguous=dense)
-
-    def _options(self, dtype: torch.dtype | None, device: Any, rest: dict[str, Any]) -> torch.dtype:
-        place = torch.device(device if device is not None else "cpu")
-        index = place.index if place.index is not None else self.device.index
-        if place.type != self.device.type or index != self.device.index:
-            raise Unsupported(f"an allocation on {place} cannot be traced: not {self.device}")
-        unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
-        if unknown:
-            raise Unsupported(f"an allocation with {unknown[0]}= cannot be traced")
-        self.facts.guard("UNFILLED")
-        return self.default_dtype() if dtype is None else dtype
-
-    def default_dtype(self) -> torch.dtype:
-        """Return the dtype that PyTorch takes where none is given, guarded."""
-        default = torch.get_default_dtype()
-        self.facts.guard("DEFAULT_DTYPE", DTYPE_CODES[default])
-        return default
-
-    def handle(self, tensor: TensorProxy) -> int:
-        """Return a tensor's handle as an operand; for a view, make a new handle."""
-        handle = tensor._memory.handle
-        if handle is None:
-            raise Unsupported("a workspace other than as an argument of a kernel cannot be traced")
-        if tensor._argument is not None or self._whole(tensor):
-            return handle
-        number = len(self.owned)
-        self.owned.append(((), ()))
-        numbers = (*tensor.shape, *tensor._strides, tensor._offset)
-        self.act("VIEW", number, handle, *self.operands(numbers))
-        return ~number
-
-    def _whole(self, tensor: TensorProxy) -> bool:
-        """Whether the tensor is an allocation with its first sizes and strides."""
-        handle = tensor._memory.handle
-        if handle is None or handle >= 0 or not _same(tensor._offset, 0):
-            return False
-        allocation = self.owned[~handle]
-        return all(
-            len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-            for a, b in zip(allocation, (tensor.shape, tensor._strides))
-        )
 
     # ------------------------------------------------------------------ the device
 
@@ -407,7 +204,7 @@ class Tracer:
 
     def _address(self, tensor: TensorProxy) -> int:
         """Return the register of the address of a tensor's first element."""
-        if _same(tensor._offset, 0):
+        if same(tensor._offset, 0):
             return tensor._memory.data
         if tensor.numel() == 0:
             return self.facts.constant(0)
@@ -441,7 +238,7 @@ class Tracer:
         """Yield the arguments for Triton's trailing parameters: memory that its programs share."""
         for size in compiled.meta.get("scratch", ()):
             if size:
-                yield self.allocate((math.prod(grid) * size,), None, torch.uint8)._memory.data
+                yield allocate(self, (math.prod(grid) * size,), None, torch.uint8)._memory.data
             else:
                 yield self.facts.constant(0)
 
@@ -462,7 +259,7 @@ class Tracer:
             if tensor._memory.address is not None or tensor._memory.handle in handles_seen:
                 raise Unsupported("a result that is an argument or another result cannot be traced")
             handles_seen.add(tensor._memory.handle)
-            handles.append(self.handle(tensor))
+            handles.append(handle_of(tensor))
         for i, handle in enumerate(handles):  # after all that can fail
             if handle is None:
                 self.act("RETURN_NONE", i)
@@ -473,21 +270,3 @@ class Tracer:
 def table_words(capacity: int) -> int:
     """Return the words of a list in a table: WORDS in program.c."""
     return capacity // 2 * 5 + 1
-
-
-def _stride_hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
-    """Return a key that orders dimensions; the order only decides which guards are tried."""
-    stride, size = tensor._strides[d], tensor.shape[d]
-    return (
-        stride.hint if is_symbol(stride) else stride,
-        size.hint if is_symbol(size) else size,
-    )
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two numbers are one expression."""
-    return (
-        a is b
-        or (is_symbol(a) and is_symbol(b) and a.register == b.register)
-        or (not is_symbol(a) and not is_symbol(b) and a == b)
-    )
