@@ -246,7 +246,7 @@ class Implementation:
 
         torch.compile and Autograd rely on results of their own memory.
         """
-        results = result if isinstance(result, tuple) else (result,)
+        results = tuple(tensors_in(result if isinstance(result, (tuple, list)) else [result]))
         shares = torch._C._any_output_is_alias_to_input_or_output
         if not shares(args, kwargs, results):
             return

@@ -188,6 +188,8 @@ SHARING = {
     ),
     "keyword": ("(Tensor x, *, Tensor y) -> Tensor", lambda k, x, y: y, (X,), "`y`"),
     "each other": ("(Tensor x) -> (Tensor, Tensor)", lambda k, x: (x + 1,) * 2, (X,), "another"),
+    "in a list": ("(Tensor x) -> Tensor[]", lambda k, x: [x + 1, x], (X,), "`x`"),
+    "each other in a list": ("(Tensor x) -> Tensor[]", lambda k, x: [x + 1] * 2, (X,), "another"),
 }
 
 
