@@ -45,7 +45,7 @@ BUDGETS = {
     "dropin": 561,
     "composition": 4040,
     "prewarming": 1923,
-    "devtools": 680,
+    "devtools": 703,
     "inference": 40,
     "service": 1414,
     "cli": 3112,

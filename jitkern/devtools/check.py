@@ -112,24 +112,27 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     with _only(op, device, source):
         for _ in range(2):
             for number, sample in enumerate(samples, 1):
-                error, allowed = compared(op, sample)
-                largest = max(largest, error)
-                if error > allowed:
-                    what = _shapes(sample)
-                    raise AssertionError(
-                        f"sample {number}, {what}: {error:.3g} rounding errors from the reference"
-                        if math.isfinite(error)
-                        else f"sample {number}, {what}: not the values of the reference"
-                    )
+                worst = compared(op, sample)
+                largest = max(largest, worst.error)
+                if worst.error > worst.allowed:
+                    raise AssertionError(f"sample {number}, {_shapes(sample)}: {worst.told}")
             runtime.specializer.settle()
     return f"{len(samples)} samples, within {largest:.2f} roundings"
 
 
-def compared(op: Op, sample: Sequence[Any]) -> tuple[float, float]:
-    """Return the error of the op on a sample, and the error that is allowed.
+class Worst(NamedTuple):
+    """The number that is farthest from the reference in float64, in roundings of its dtype.
 
-    Errors are against the reference in float64, in units of the dtype's epsilon.
+    told: its index, what was got and expected, the limit, and how many numbers are beyond it.
     """
+
+    error: float
+    allowed: float
+    told: str
+
+
+def compared(op: Op, sample: Sequence[Any]) -> Worst:
+    """Return the number of the op's results on a sample that is farthest from the reference."""
     got = _results(op, op, copied(sample))
     own = _results(op, op.run_reference, copied(sample))
     try:
@@ -141,8 +144,30 @@ def compared(op: Op, sample: Sequence[Any]) -> tuple[float, float]:
             f"{_shapes(sample)}: gave {_shapes(got)}, the reference {_shapes(own)}"
         )
     want = [_wanted(a, b) for a, b in zip(own, want)]
-    pairs = [[_error(a, b) for a, b in zip(side, want)] for side in (got, own)]
-    return max(pairs[0], default=0.0), max(ROUNDINGS, ROUNDINGS * max(pairs[1], default=0.0))
+    reached = [float(_errors(a, b).max()) for a, b in zip(own, want) if a.numel()]
+    allowed = ROUNDINGS * max([1.0, *reached])
+    names = [*op.signature.outputs, *(name for _, name in op.signature.changed)]
+    if len(names) != len(got):  # a list is among the results
+        names = [f"tensor {number}" for number in range(len(got))]
+    worst = Worst(0.0, allowed, "")
+    for name, a, b in zip(names, got, want):
+        errors = _errors(a, b)
+        if errors.numel() and (error := float(errors.max())) > worst.error:
+            worst = Worst(error, allowed, name + _told_of(errors, a, b, allowed))
+    return worst
+
+
+def _told_of(errors: torch.Tensor, got: torch.Tensor, want: torch.Tensor, allowed: float) -> str:
+    """Return the index of the largest error, what was got and expected there, and the limit."""
+    index = tuple(map(int, torch.unravel_index(errors.argmax(), errors.shape)))
+    a, b = got[index].item(), want[index].item()
+    told, limit = f"got {a}, expected {b}", 0.0
+    if got.is_floating_point() or got.is_complex():
+        told = f"got {a:.9g}, expected {b:.9g}"
+        limit = allowed * torch.finfo(got.dtype).eps * (abs(b) + 1)
+    at = f"[{', '.join(map(str, index))}]" if index else ""
+    wrong = f"{int((errors > allowed).sum())} of {errors.numel()} numbers are wrong"
+    return f"{at}: {told}, limit {limit:.3g}; {wrong}"
 
 
 def _results(op: Op, function: Callable[..., Any], sample: Sequence[Any]) -> list[torch.Tensor]:
@@ -179,17 +204,15 @@ def _wanted(own: torch.Tensor, precise: torch.Tensor) -> torch.Tensor:
     return torch.where(own.isfinite(), precise.to(widest), own)
 
 
-def _error(got: torch.Tensor, want: torch.Tensor) -> float:
-    if not got.numel():
-        return 0.0
+def _errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Return the error of each number in roundings: infinite for NaN, and integers that differ."""
     if not (got.is_floating_point() or got.is_complex()):
-        return 0.0 if torch.equal(got, want.to(got.dtype)) else math.inf
+        return torch.where(got == want.to(got.dtype), 0.0, math.inf)
     precise = torch.complex128 if got.is_complex() else torch.float64
     a, b = got.to(precise), want.to(precise)
     same = (a == b) | (a.isnan() & b.isnan())
-    error = torch.where(same, 0.0, (a - b).abs() / (b.abs() + 1))
-    largest = float(error.max())
-    return math.inf if math.isnan(largest) else largest / torch.finfo(got.dtype).eps
+    errors = torch.where(same, 0.0, (a - b).abs() / (b.abs() + 1))
+    return torch.where(errors.isnan(), math.inf, errors) / torch.finfo(got.dtype).eps
 
 
 def _shapes(values: Sequence[Any]) -> str:
