@@ -33,7 +33,6 @@ from jitkern.target import Target
 TuningKey = tuple[tuple[str, Any], ...]
 _CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, torch.SymFloat)
 _log = logging.getLogger(__name__)
-PRUNED = RuntimeError("`prune_configs_by` leaves it out")
 
 
 class Question(NamedTuple):
@@ -51,12 +50,12 @@ class Question(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The number of a configuration, and the device model that it was chosen on.
+    """A configuration, and the device model that it was chosen on.
 
     model: "" for a single configuration; None if no configuration was measured.
     """
 
-    number: int
+    config: Any
     model: str | None
 
 
@@ -75,6 +74,19 @@ def tuning_key_of(declared: TritonFunction, named: dict[str, Any]) -> TuningKey:
         *((name, value) for name, value in values if not isinstance(value, torch.Tensor)),
         *dtypes,
     )
+
+
+def question_of(function: str, declared: TritonFunction, named: dict[str, Any]) -> Question:
+    """Return what a choice of a Triton function answers: among which configurations, for what.
+
+    Each process asks `prune_configs_by`, so no choice is one that it leaves out now. Raises what
+    the author's functions raise.
+    """
+    configs = declared.configs
+    if declared.pruning and len(configs) > 1:
+        left = sources.triton_decorators.remaining(declared.pruning, named)
+        configs = tuple(configs[number] for number in left)
+    return Question(function, configs, tuning_key_of(declared, named))
 
 
 def configs_of(
@@ -162,31 +174,29 @@ def published(
 ) -> Choice | None:
     """Return the cached choice for a device model; a single configuration needs none."""
     if len(question.configs) == 1:
-        return Choice(0, "")
+        return Choice(question.configs[0], "")
     return _kept(_key(op, source, target, model, question), question, model)
 
 
 def _kept(key: Key, question: Question, model: str) -> Choice | None:
     number = records.read(jit.open_cache(), key, lambda content: _number(content, question.configs))
-    return None if number is None else Choice(number, model)
+    return None if number is None else Choice(question.configs[number], model)
 
 
 def choose(
     op: str, source: Source, target: Target, device: torch.device, question: Question,
     run: Callable[[Any], Launch], *, cold: bool = False,
-    remaining: Callable[[], list[int]] | None = None,
 ) -> Choice:  # fmt: skip
     """Return the configuration to use: the one published for this model, else the quickest now.
 
     run: makes a launch of a configuration. cold: whether each run begins with a cache without its
-    data. remaining: returns the numbers of the configurations to choose among (None: all); one
-    alone is not measured. Where nothing may be compiled or measured, takes the first of them, and
-    says so. Raises LaunchError where none runs, with the error of the first; that error itself if
-    the launch function raised it.
+    data. Where nothing may be compiled or measured, takes the first configuration, and says so.
+    Raises LaunchError where none runs, with the error of the first; that error itself if the launch
+    function raised it.
     """
     configs, situation = question.configs, question.situation
     if len(configs) == 1:
-        return Choice(0, "")
+        return Choice(configs[0], "")
     model = model_of(device)
     key = _key(op, source, target, model, question)
     choice = _kept(key, question, model)
@@ -194,23 +204,17 @@ def choose(
         choice = _kept(key, question, model)
     if choice:
         return choice
-    numbers = remaining() if remaining else [*range(len(configs))]
     if not may_measure():
         _log.warning(
             "%s: no tuned configuration of %s for %s; using the first. Call the op once with "
             "compiling allowed to tune it", op, question, dict(situation),
         )  # fmt: skip
-        return Choice(numbers[0], None)
-    results = [room.measure.Measurement(float("inf"), PRUNED)] * len(configs)
-    found = [room.measure.Measurement(0.0)]
-    if len(numbers) > 1:
-        found = room.measure.measured([configs[n] for n in numbers], device, run, cold=cold)
-    for number, result in zip(numbers, found):
-        results[number] = result
+        return Choice(configs[0], None)
+    results = room.measure.measured(configs, device, run, cold=cold)
     times = [result.milliseconds for result in results]
-    best = min(numbers, key=times.__getitem__)
+    best = times.index(min(times))
     if times[best] == float("inf"):
-        problem = next((p for number in numbers if (p := results[number].problem)), None)
+        problem = next((result.problem for result in results if result.problem), None)
         if problem and not isinstance(problem, JitkernError):
             raise problem  # an error that the launch function itself raises for its arguments
         why = f": {problem}" if problem else ""
@@ -226,7 +230,7 @@ def choose(
         "situation": {name: repr(value) for name, value in situation},
     }
     records.write(jit.open_cache(), key, report, {"name": "autotune", "version": "1"})
-    return _kept(key, question, model) or Choice(best, model)
+    return _kept(key, question, model) or Choice(configs[best], model)
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:

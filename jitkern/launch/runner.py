@@ -56,6 +56,7 @@ class Runner:
         self.where = f"{op} for {target}"
         self._ready: dict[tuple[Any, ...], PreparedLaunch] = {}
         self._choices: dict[str, Choice] = {}
+        self._pruned: dict[str, Question] = {}  # by the question with every configuration
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claims: dict[Variant, tuple[int, float]] = {}  # process, and end of the claim
         self._lock = threading.Lock()
@@ -103,18 +104,28 @@ class Runner:
 
                 return launch
 
-            def remaining() -> list[int]:
-                live = room.triton_globals.imported(self.source, call.function)
-                return triton_decorators.remaining(live, named)
-
-            situation = autotune.tuning_key_of(declared, named)
-            question = Question(call.function, declared.configs, situation)
-            choice = self._choice(
-                question, launch_of, remaining=remaining if declared.pruned else None
-            )
-            return declared.configs[choice.number]
+            every = declared._replace(pruning=None)
+            situation = repr(autotune.question_of(call.function, every, named))
+            if (known := self._pruned.get(situation)) is None:
+                known = self._pruned[situation] = self._question(call.function, declared, named)
+            config: triton_decorators.TritonConfig = self._choice(known, launch_of).config
+            return config
 
         return expanded(self.where, self.source, call, choose)
+
+    def _question(
+        self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
+    ) -> Question:
+        """Return what a choice answers, by the text's `prune_configs_by` if that runs by itself."""
+        try:
+            return autotune.question_of(function, declared, named)
+        except Exception as e:  # noqa: BLE001  of the author's functions, without Triton
+            try:
+                live = room.triton_globals.imported(self.source, function)
+            except Exception as cause:
+                raise e from cause
+            pruning = triton_decorators.read(live).pruning
+            return autotune.question_of(function, declared._replace(pruning=pruning), named)
 
     def choose(
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -128,30 +139,25 @@ class Runner:
 
         configs = autotune.configs_of(tuned, args, kwargs)
         question = Question("", configs, autotune.tuning_key_of_call(tuned, args, kwargs))
-        return configs[self._choice(question, launch_of, cold=tuned.tuning.cold).number]
+        chosen: Mapping[str, Any] = self._choice(question, launch_of, cold=tuned.tuning.cold).config
+        return chosen
 
     def _choice(
-        self,
-        question: Question,
-        run: Callable[[Any], Launch],
-        *,
-        cold: bool = True,
-        remaining: Callable[[], list[int]] | None = None,
+        self, question: Question, run: Callable[[Any], Launch], *, cold: bool = True
     ) -> Choice:
         key = repr(question)  # 1 == 1.0 == True
         choice = self._choices.get(key)
         if choice is None or (choice.model is None and autotune.may_measure()):
             choice = self._choices[key] = autotune.choose(
-                self.op, self.source, self.target, self.device, question, run, cold=cold,
-                remaining=remaining,
-            )  # fmt: skip
+                self.op, self.source, self.target, self.device, question, run, cold=cold
+            )
         return choice
 
     def chosen(self, question: Question) -> Choice:
         """Return the choice made for the call that is being traced. Raises Unsupported."""
         choice = self._choices.get(repr(question))
         if choice is None:
-            raise Unsupported("its configurations have changed since it was called")
+            raise Unsupported("its configurations are others than when it was called")
         return choice
 
     def _start(self, call: Call) -> None:

@@ -6,15 +6,15 @@ launch has the text run with the stand-ins, and the process that compiles import
 
 from __future__ import annotations
 
-import copy
 import dis
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from jitkern.errors import LaunchError
 from jitkern.named_tuple import NamedTuple
 
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
@@ -36,13 +36,22 @@ class TritonConfig(NamedTuple):
     options: tuple[tuple[str, int], ...]
 
 
+class Pruning(NamedTuple):
+    """What `prune_configs_by` has of functions, and the configurations as these get them."""
+
+    early: Any
+    model: Any
+    top: Any
+    configs: Sequence[Any]
+
+
 class Decorators(NamedTuple):
     """The decorators over a Python function, as data.
 
     plain, unaligned: the parameters that `@triton.jit` is not to specialise, or not on alignment.
     configs, key, zeroed, restored: of `@triton.autotune`. heuristics: of all `@triton.heuristics`,
     in the order in which they run; the first `before` of them run before a configuration is chosen.
-    pruned: whether `prune_configs_by` says which configurations are measured.
+    pruning: its `prune_configs_by`.
     """
 
     function: Any
@@ -54,7 +63,7 @@ class Decorators(NamedTuple):
     restored: tuple[str, ...] = ()
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
-    pruned: bool = False
+    pruning: Pruning | None = None
 
 
 # ------------------------------------------------------------------ stand-ins
@@ -68,8 +77,6 @@ class _JITFunction:
 
 
 class _Autotuner:
-    perf_model = None
-
     def __init__(
         self, fn: Any, configs: Any, key: Any, zeroed: Any, restored: Any, prune: Any
     ) -> None:
@@ -78,7 +85,10 @@ class _Autotuner:
         self.keys = [*key]
         self.reset_to_zero = [*(zeroed or ())]
         self.restore_value = [*(restored or ())]
-        self.early_config_prune = prune or None  # only whether there is any
+        prune = prune or {}
+        self.early_config_prune = prune.get("early_config_prune")
+        self.perf_model = prune.get("perf_model")
+        self.configs_top_k = prune.get("top_k", 1.0)
 
 
 class _Heuristics:
@@ -99,6 +109,16 @@ class _Config:
         self.num_ctas = num_ctas
         self.maxnreg = maxnreg
         self.pre_hook = self.ir_override = None
+
+    def all_kwargs(self) -> dict[str, Any]:
+        options = {name: getattr(self, name) for name in TRITON_OPTIONS}
+        return {**self.kwargs, **{name: v for name, v in options.items() if v is not None}}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Config) and self.all_kwargs() == other.all_kwargs()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.all_kwargs().items()))
 
 
 def _jit(
@@ -227,36 +247,42 @@ def read(value: Any) -> Decorators:
         lists = tuner.keys, tuner.reset_to_zero, tuner.restore_value
         key, zeroed, restored = map(tuple, lists)
         found = Decorators(*found[:3], tuple(map(_config, tuner.configs)), key, zeroed, restored)
-        found = found._replace(pruned=bool(tuner.early_config_prune or tuner.perf_model))
+        functions = tuner.early_config_prune, tuner.perf_model
+        if any(function is not None for function in functions):
+            pruning = Pruning(*functions, tuner.configs_top_k, tuner.configs)
+            found = found._replace(pruning=pruning)
     return found._replace(heuristics=tuple(heuristics), before=before)
 
 
-def remaining(function: Any, named: dict[str, Any]) -> list[int]:
-    """Return the numbers of the configurations that `prune_configs_by` of Triton's object leaves.
+def remaining(pruning: Pruning, named: dict[str, Any]) -> list[int]:
+    """Return the numbers of the configurations that `prune_configs_by` leaves, as Triton does.
 
-    named: the arguments by name. Raises UnsupportedDecorator for a configuration that is not
-    listed, and what the author's functions raise.
+    named: the arguments by name. Raises LaunchError for a configuration that is not listed and for
+    none at all, and what the author's functions raise.
     """
-    tuner = function
-    while _kind(tuner) != "Autotuner":
-        tuner = tuner.fn
-    tuner = copy.copy(tuner)
-    if early := tuner.early_config_prune:
+    early, model, top, listed = pruning
+    left = listed
+    if early is not None:
         taken = inspect.signature(early).parameters
         every = any(p.kind == p.VAR_KEYWORD for p in taken.values())
         given = {name: value for name, value in named.items() if every or name in taken}
-        tuner.early_config_prune = lambda configs, nargs, **_: early(configs, nargs, **given)
-    tuner.nargs = named
-    listed: list[int] = []
-    for config in tuner.prune_configs({}):
-        same = [n for n, known in enumerate(tuner.configs) if known is config or known == config]
+        left = early(listed, named, **given)
+    if model is not None:
+        most = max(1, int(len(left) * top)) if isinstance(top, float) and top <= 1.0 else top
+        if len(left) > most:
+            left = sorted(left, key=lambda c: model(**{**named, **c.all_kwargs()}))[:most]
+    numbers = []
+    for config in left or ():
+        same = [n for n, known in enumerate(listed) if known is config or known == config]
         if not same:
-            raise UnsupportedDecorator(
-                f"`prune_configs_by` returns a configuration, {config}, that `configs` does not "
-                "list: list it there"
+            raise LaunchError(
+                f"`prune_configs_by` returns {config.all_kwargs()}, which `configs` does not list: "
+                "list it there"
             )
-        listed.append(same[0])
-    return listed
+        numbers.append(same[0])
+    if not numbers:
+        raise LaunchError("`prune_configs_by` leaves no configuration: leave one at least")
+    return numbers
 
 
 def _kind(value: Any) -> str:
@@ -319,6 +345,9 @@ def difference(read: Decorators, real: Decorators) -> str:
             for (key, f), (_, g) in zip(ours, other):
                 if not _alike(f, g, set()):
                     return f"the heuristic of `{key}`, or a value that it reads"
+        elif name == "pruning":
+            if not _alike(ours and ours[:3], other and other[:3], set()):
+                return "`prune_configs_by`, or a value that it reads"
         elif name != "function":
             shown = [repr(sorted(v) if isinstance(v, frozenset) else v) for v in (ours, other)]
             if shown[0] != shown[1]:  # 1 == 1.0 == True

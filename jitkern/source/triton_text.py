@@ -28,6 +28,7 @@ from jitkern.source.triton_decorators import (
     KNOWN,
     Decorators,
     Heuristic,
+    Pruning,
     Standin,
     TritonConfig,
     Unknown,
@@ -65,7 +66,7 @@ class TritonFunction(NamedTuple):
     which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
     the arguments that each measured run finds as zeros, or as they were. heuristics: of
     `@triton.heuristics`: constexprs computed from the rest; the first `before` of them before a
-    configuration is chosen. pruned: whether `prune_configs_by` leaves some of the configurations.
+    configuration is chosen. pruning: its `prune_configs_by`.
     unread: why the text does not tell all this; then it was read from Triton's objects.
     """
 
@@ -84,7 +85,7 @@ class TritonFunction(NamedTuple):
     restored: tuple[str, ...] = ()
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
-    pruned: bool = False
+    pruning: Pruning | None = None
     unread: str = ""
 
     def of_config(self, config: TritonConfig) -> dict[str, Any]:

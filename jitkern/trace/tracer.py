@@ -219,20 +219,22 @@ class Tracer(ProgramBuilder):
         """Return the configuration of `.tune`, and guard all that the choice depends on."""
         configs = autotune.configs_of(tuned, args, kwargs)
         situation = autotune.tuning_key_of_call(tuned, args, kwargs)
-        return configs[self._choice(autotune.Question("", configs, situation))]
+        chosen: Mapping[str, Any] = self._choice(autotune.Question("", configs, situation))
+        return chosen
 
     def _autotuned(
         self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
     ) -> triton_decorators.TritonConfig:
-        situation = autotune.tuning_key_of(declared, named)
-        question = autotune.Question(function, declared.configs, situation)
-        return declared.configs[self._choice(question)]
+        chosen: triton_decorators.TritonConfig = self._choice(
+            autotune.question_of(function, declared, named)
+        )
+        return chosen
 
-    def _choice(self, question: autotune.Question) -> int:
-        number, model = self._kernels_of.chosen(question)
+    def _choice(self, question: autotune.Question) -> Any:
+        config, model = self._kernels_of.chosen(question)
         if model != "" and self.model is not None:
             self.model = model
-        return number
+        return config
 
     def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[int]:
         """Yield the arguments for Triton's trailing parameters: memory that its programs share."""

@@ -304,7 +304,7 @@ def choose(source, situation=(("n", 5),)):
     chosen = autotune.choose(
         "test::k", source, TARGET, CPU, autotune.Question("k", configs, situation), None
     )
-    return configs[chosen.number]
+    return chosen.config
 
 
 def test_the_quickest_is_chosen_and_kept(source, monkeypatch):
@@ -357,6 +357,21 @@ def test_configurations_are_pruned_before_they_are_measured(source, monkeypatch,
         found = Runner("test::pruned", source, TARGET, CPU).expanded(call(100))
         assert [dict(config.constexprs)["B"] for config in clock.measured] == tried
         assert dict(found.template)["B"] == [16, *tried][-1]
+
+
+PRUNE = "{'early_config_prune': lambda configs, args, **_: [c for c in configs if c.kwargs['B'] <= args['n']]}"
+
+
+def test_a_choice_is_for_what_pruning_leaves_in_this_process(source, monkeypatch):
+    text = TEXT.replace('key=["n"]', f"key=[], prune_configs_by={PRUNE}")
+    source.paths[0].write_text(text)
+    clock = Clock(monkeypatch, 2.0, 1.0)
+    blocks = []
+    for n in (200, 100, 200):  # each in a process of its own; the fake clock prefers 128
+        runner = Runner("test::pruned", source, TARGET, CPU)
+        blocks += [dict(runner.expanded(call(size)).template)["B"] for size in (n, 200)]
+    assert blocks == [128, 128, 64, 64, 128, 128]  # one choice for each value of the key
+    assert len(clock.measured) == 2
 
 
 @needs_triton

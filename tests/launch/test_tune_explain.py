@@ -115,3 +115,30 @@ def test_explain_tells_of_decorators_beyond_the_text(tmp_path, cli, monkeypatch)
     out, _ = explained(cli, op, "--target", H100)
     assert "the decorators of `rows` follow from more than the text of its file" in out
     assert "imports a module, os" in out
+
+
+@pytest.mark.parametrize(
+    ("reads", "says"),
+    [("args['n'] ", "`rows` is tuned: the device chooses among its 2 configurations"), ("len(__file__)", "name '__file__' is not defined")],
+    ids=["text", "more"],
+)  # fmt: skip
+def test_a_trace_asks_prune_configs_by(tmp_path, cli, monkeypatch, reads, says):
+    monkeypatch.setitem(COMPILERS, "triton", FakeCompiler())
+    configs = "[triton.Config({'B': b}) for b in (16, 32, 64)]"
+    prune = f"{{'early_config_prune': lambda configs, args, **_: [c for c in configs if c.kwargs['B'] <= {reads}]}}"
+    decorator = f"\n@triton.autotune({configs}, key=[], prune_configs_by={prune})\n@triton.jit\n"
+    (tmp_path / "t.py").write_text(ROWS.replace("\n@triton.jit{plain}\n", decorator))
+    op = kernel(
+        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
+    )
+
+    @op.launch("cuda")
+    def _(k, x):
+        y = torch.empty_like(x)
+        k.rows(y, x, x.numel(), 5, grid=1)
+        return y
+
+    op.samples(lambda device: iter([torch.ones(40, device=device)]))
+    for variant in needs_of(op, op.sources["cuda"][0], "cuda").variants:
+        jit.ensure(variant, GPU)
+    assert says in explained(cli, op, "--target", H100)[0]
