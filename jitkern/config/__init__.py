@@ -38,10 +38,15 @@ from jitkern.errors import SettingError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from jitkern.config import file as file, settings as settings, values as values
+    from jitkern.config import (
+        background as background,
+        file as file,
+        settings as settings,
+        values as values,
+    )
     from jitkern.config.values import Settings
 else:
-    __getattr__ = on_first_use(__name__)  # the module `file`, needed only if such a file exists
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "BUILD_VARIABLES",

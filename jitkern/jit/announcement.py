@@ -6,9 +6,10 @@ import contextlib
 import contextvars
 import logging
 import sys
-import threading
 import time
 from collections.abc import Iterator
+
+from jitkern import config
 
 PATIENCE = 2.0  # seconds that a compile may take before the user is told
 _log = logging.getLogger(__name__)
@@ -41,14 +42,8 @@ def announced(what: str) -> Iterator[None]:
         announced_at.append(time.perf_counter())
         _tell(f"compiling {what}, once; cached afterwards")
 
-    timer = threading.Timer(PATIENCE, announce)
-    timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no more threads
-        timer.start()
-    try:
+    with config.background.overdue(PATIENCE, announce):
         yield
-    finally:
-        timer.cancel()
     if announced_at:
         _tell(f"compiled {what} in {time.perf_counter() - begin:.1f} s")
 

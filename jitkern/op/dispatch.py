@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -276,10 +274,8 @@ class Implementation:
 
         if runner.claim(variant):
             jit.current_call.described()  # for the copy of the context, which keeps no tensor
-            threading.Thread(
-                target=contextvars.copy_context().run, args=(build,),
-                name=f"jitkern {variant.op}", daemon=True,
-            ).start()  # fmt: skip
+            if not config.background.BUILDS.later(build):
+                runner.give_back(variant)
 
     def _fall_back(
         self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]

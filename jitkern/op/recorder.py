@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitkern import jit
+from jitkern import config, jit
 from jitkern._fork import after_fork
 from jitkern.errors import JitkernError
 from jitkern.op import recording
 from jitkern.op.gradient import Gradient, spec_of
-from jitkern.runtime import binding, builds
+from jitkern.runtime import binding
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
 NAME = "jitkern_recorder"
 _KINDS = frozenset("TtiIfFbBsS")  # of arguments that the node knows; see runtime.c
-_BUILDER = builds.WorkQueue("jitkern recorder")
 _log = logging.getLogger(__name__)
 
 
@@ -112,7 +111,7 @@ def count(recorded: Autograd) -> None:
         return
     number = next(_state.numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
-        _BUILDER.later(lambda: _load(may_compile=number == ENOUGH))
+        config.background.BUILDS.later(lambda: _load(may_compile=number == ENOUGH))
 
 
 def _load(*, may_compile: bool) -> None:

@@ -7,17 +7,16 @@ a miss: by `retry`.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import logging
 import math
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from jitkern import config
 from jitkern.remote.store import AccessDenied, Forked, Throttled, TooLarge, Unavailable, Unchanged
 
 FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
@@ -41,18 +40,15 @@ def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
     Raises Unavailable after `seconds`; None for a wait without an end.
     """
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            answers.put((context.run(work), None))
+            answers.put((work(), None))
         except BaseException as e:  # noqa: BLE001  it is raised where the answer is waited for
             answers.put((None, e))
 
-    try:
-        threading.Thread(target=run, name="jitkern remote", daemon=True).start()
-    except RuntimeError as e:  # no more threads, or the interpreter is ending
-        raise Forked(f"no thread for a request: {e}") from e
+    if not config.background.start("jitkern remote", run):
+        raise Forked("no thread for a request: too many, or the interpreter is ending")
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     while True:
         left = max(0.0, end - time.monotonic())

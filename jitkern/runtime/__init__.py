@@ -9,7 +9,6 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.runtime import (
         binding as binding,
-        builds as builds,
         code_page as code_page,
         code_version as code_version,
         freshness as freshness,

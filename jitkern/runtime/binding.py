@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit, runtime as room, trace
+from jitkern import config, jit, trace
 from jitkern._fork import after_fork
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.runtime import code_page
@@ -235,7 +235,7 @@ def prepare() -> bool:
     settings = config.current()
     if (settings.compile != "never" or settings.remotes) and not _state.building:
         jit.current_call.described()  # for the copy of the context, which keeps no tensor
-        _state.building = room.builds.RUNTIME.later(lambda: _take(may_compile=True))
+        _state.building = config.background.BUILDS.later(lambda: _take(may_compile=True))
     return False
 
 

@@ -15,7 +15,6 @@ from jitkern.errors import JitkernError, defined_at
 from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
-from jitkern.runtime import builds
 from jitkern.runtime.programs import CONSTANTS, CallClassState, LoadedProgram, OpPrograms, known_as
 from jitkern.trace.trace import trace
 from jitkern.trace.tracer import described
@@ -70,5 +69,5 @@ def _append(
 
 
 def settle() -> None:
-    """Wait until the launch runtime that is being built serves."""
-    builds.settle()
+    """Wait until what is built in the background, as the launch runtime, is there."""
+    config.background.settle()

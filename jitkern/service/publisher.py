@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from jitkern import cache_tools, remote
+from jitkern import cache_tools, config, remote
 from jitkern._fork import after_fork
 from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError
 from jitkern.remote.layout import machine_of
 from jitkern.remote.store import Store, Unavailable
-from jitkern.runtime.builds import WorkQueue
 
 REST = 5.0  # seconds after a build, in which others may end: each push writes an index
 LAST = 30.0  # seconds for the last push
@@ -32,7 +31,7 @@ class Publisher:
         self._lock = threading.Lock()
         after_fork(self._lock)
         self._closing = threading.Event()
-        self._queue = WorkQueue("jitkern push")
+        self._queue = config.background.WorkQueue("jitkern push")
 
     def note(self, machines: Iterable[str] = ()) -> None:
         """Have the entries of these machines pushed soon, with what is left of failed pushes."""

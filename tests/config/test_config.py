@@ -10,9 +10,8 @@ import pytest
 
 import jitkern
 from jitkern import cli, config, jit, testing
-from jitkern.config import Config
+from jitkern.config import Config, background
 from jitkern.errors import SettingError
-from jitkern.runtime import builds
 
 
 def test_defaults():
@@ -237,8 +236,8 @@ def test_using_counts_in_its_own_task_alone():
 def test_a_build_beside_the_calls_has_the_settings_of_its_call(tmp_path):
     seen = []
     with config.using(cache_dir=tmp_path):
-        assert builds.RUNTIME.later(lambda: seen.append(config.current().cache_dir))
-    builds.RUNTIME.settle()
+        assert background.BUILDS.later(lambda: seen.append(config.current().cache_dir))
+    background.settle()
     assert seen == [tmp_path]
 
 

@@ -6,6 +6,7 @@ import pytest
 from helpers import until
 
 from jitkern import jit
+from jitkern.config import background
 from jitkern.jit import announcement
 
 
@@ -73,7 +74,7 @@ def test_commands_with_their_own_progress_silence_it(compiler, variant, target, 
     terminal = _terminal(monkeypatch)
     monkeypatch.setattr(announcement, "PATIENCE", 0.0)
     timers = []
-    monkeypatch.setattr(announcement.threading, "Timer", timers.append)
+    monkeypatch.setattr(background.threading, "Timer", timers.append)
     with announcement.silence():
         jit.ensure(variant, target)
     assert not timers

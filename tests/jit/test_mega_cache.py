@@ -20,9 +20,7 @@ from jitkern.runtime.specializer import settle
 settle()
 """
 SAVE = (
-    "import torch, jitkern.ops\n" + CALL + "import threading, pathlib\n"
-    "for thread in threading.enumerate():\n"
-    "    if thread.name == 'jitkern runtime': thread.join()\n"
+    "import torch, jitkern.ops\n" + CALL + "import pathlib\n"
     "loaded = {name.partition('.')[2] for name in sys.modules if name.startswith('torch.')}\n"
     "assert not {'_inductor.codecache', '_dynamo.convert_frame'} & loaded\n"
     "content, info = torch.compiler.save_cache_artifacts()\n"

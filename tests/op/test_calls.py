@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from helpers import served
 
 from jitkern import config
+from jitkern.config import background
 from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -236,8 +236,7 @@ def test_a_call_that_changed_a_tensor_is_not_tried_again(declare, mode):
             op(x)
         assert torch.equal(x, 2 * X)
         if mode == "background":
-            for thread in [t for t in threading.enumerate() if op.name in t.name]:
-                thread.join()
+            background.settle()
             x = X.clone()
             op(x)
             assert torch.equal(x, 4 * X)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from jitkern import testing
+from jitkern.config import background
 from jitkern.errors import CompilerNotFound, DeclarationError
 from jitkern.op import recorder, recording
-from jitkern.runtime import binding, builds
+from jitkern.runtime import binding
 
 pytestmark = [
     pytest.mark.long,  # the node takes 20 s to build
@@ -331,11 +332,11 @@ CHILD = """
 import torch, jitkern.ops
 from jitkern import testing
 from jitkern.op import recording
-from jitkern.runtime import builds
+from jitkern.config import background
 x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
-    builds.settle()
+    background.settle()
 print(testing.recorded_calls(), recording.cpp is not None)
 """
 
@@ -362,5 +363,5 @@ def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cach
     monkeypatch.setattr(recorder.jit, "loaded", loaded)
     for _ in range(recorder.ENOUGH + 1):
         recorder.count(scale.autograd)
-        builds.settle()
+        background.settle()
     assert began == [False, True]

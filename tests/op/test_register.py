@@ -15,6 +15,7 @@ from helpers import LONGEST
 from jitkern import config
 from jitkern.cache import events
 from jitkern.compilers import compiler_for
+from jitkern.config import background
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
     CacheError,
@@ -330,16 +331,9 @@ def test_background_serves_the_reference_until_a_kernel_is_there(declare, monkey
         assert torch.equal(op(X), 2 * X)
         before = events.stats()["hits"]
         gate.set()
-        for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
-            thread.join()
+        background.settle()
         assert torch.equal(op(X), 2 * X)
         assert events.stats()["hits"] == before + 1
-
-
-def beside(op):
-    """Wait for what is built beside the calls of an op."""
-    for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
-        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -359,12 +353,12 @@ def test_a_background_build_that_failed_is_tried_again(declare, monkeypatch, cap
         patched.setattr(cc, "compile", fail)
         for _ in range(2):
             assert torch.equal(op(X), 2 * X)
-            beside(op)
+            background.settle()
         assert len(tried) == 1, "not at every call"
         now = time.monotonic
         patched.setattr(time, "monotonic", lambda: now() + 60.0)  # as if a minute had gone by
         op(X)
-        beside(op)
+        background.settle()
         assert len(tried) == 1 + again
     assert str(error) in caplog.text
 
@@ -387,8 +381,7 @@ def test_background_keeps_the_reference_with_gradients(declare):
         x = X.clone().requires_grad_()
         op(x).sum().backward()
         assert torch.equal(x.grad, torch.full_like(X, 2))
-        for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
-            thread.join()
+        background.settle()
         before = events.stats()["hits"]
         op(X)
         assert events.stats()["hits"] == before

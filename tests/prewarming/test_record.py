@@ -82,11 +82,11 @@ def test_the_node_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
     path = tmp_path / "calls.jsonl"
     app = """
 import torch, jitkern.ops
-from jitkern.runtime import builds
+from jitkern.config import background
 x = torch.randn(4, 4, requires_grad=True)
 with torch.no_grad():
     jitkern.ops.softmax(x), jitkern.ops.silu_and_mul(x)
-builds.settle()
+background.settle()
 jitkern.ops.silu_and_mul(x), jitkern.ops.silu_and_mul(x)
 """
     assert not run_python(app, JITKERN_RECORD=str(path)).stderr

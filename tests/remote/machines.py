@@ -21,7 +21,7 @@ import json, sys, torch
 imported, events = set(sys.modules), []
 sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
 import jitkern, jitkern.ops
-from jitkern.runtime import binding, builds, specializer, programs
+from jitkern.runtime import binding, specializer, programs
 x, y = torch.rand(16), torch.rand(16)
 def call():
     assert torch.equal(jitkern.ops.vec_add(x, y), x + y)

@@ -71,8 +71,8 @@ def test_without_executable_memory_calls_go_through_python(run_python):
 def test_errors_and_gradients_are_right_before_the_runtime(run_python):
     done = run_python(
         "import torch\n"
-        "from jitkern.runtime import builds\n"
-        "builds.RUNTIME.later = lambda work: True\n"
+        "from jitkern.config import background\n"
+        "background.BUILDS.later = lambda work: True\n"
         "import jitkern.ops\n"
         "from jitkern.runtime import binding\n"
         "for _ in range(3):\n"
@@ -94,8 +94,8 @@ def test_a_process_that_ends_at_once_waits_no_longer_than_it_may(run_python, tmp
     slow.chmod(0o755)
     done = run_python(
         "import torch, jitkern.ops\n"
-        "from jitkern.runtime import builds\n"
-        "builds.PATIENCE = 0.5\n"
+        "from jitkern.config import background\n"
+        "background.PATIENCE = 0.5\n"
         "print(jitkern.ops.vec_add(torch.ones(1), torch.ones(1)).item())\n",
         CC=str(slow),
     )

@@ -41,7 +41,7 @@ import jitkern, recalled
 answer = recalled.op(torch.ones(3), {n}).tolist()
 by_record = "jitkern.op.dispatch" not in sys.modules
 sys.served = True
-jitkern.runtime.builds.settle()
+jitkern.config.background.settle()
 print(json.dumps([answer, by_record, recalled.op(torch.ones(2), {n}).tolist(), jitkern.stats()["compiles"]]))
 """
 LOOKUP = (

@@ -7,7 +7,6 @@ import http.client
 import os
 import socket
 import ssl
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -190,13 +189,8 @@ def _ended_at(end: float, connection: socket.socket) -> Iterator[None]:
         with suppress(OSError):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS
 
-    timer = threading.Timer(max(0.0, end - time.monotonic()), cut)
-    timer.daemon = True
-    timer.start()
-    try:
+    with config.background.overdue(end - time.monotonic(), cut):
         yield
-    finally:
-        timer.cancel()
 
 
 def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
