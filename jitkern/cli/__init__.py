@@ -25,6 +25,8 @@ COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
     "serve": "hand the cache out over HTTP, and build what is missing for other machines",
     "check": "compare every kernel of an op with its reference",
+    "run": "run a program with the caches of its JITs filled, and keep what they compile",
+    "adopt": "make entries of the caches that other JITs have here already",
     "record": "run a program, and record its calls for `prewarm --from`",
     "list": "the ops that are installed",
     "explain": "where an op's kernels come from, which are cached, and why others are not",

@@ -1,0 +1,293 @@
+"""`jitkern run`, as a user types it: the caches of other JITs are laid, kept, carried and refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from jitkern import cache_tools
+from jitkern.cache.store import Cache
+
+# A JIT as tvm-ffi is one: a folder for each source, in which ninja builds a library.
+PROGRAM = """
+import ctypes, hashlib, os, pathlib, subprocess, sys
+source = pathlib.Path(__file__).with_name("answer.c").read_text()
+folder = pathlib.Path(os.environ["TVM_FFI_CACHE_DIR"], "answer_" + hashlib.sha256(source.encode()).hexdigest()[:8])
+folder.mkdir(parents=True, exist_ok=True)
+if not (folder / "main.c").exists():
+    (folder / "main.c").write_text(source)
+(folder / "build.ninja").write_text(f'''
+rule compile
+  depfile = $out.d
+  deps = gcc
+  command = cc -MMD -MF $out.d -I{pathlib.Path(__file__).parent} -shared -fPIC -o $out $in
+build answer.so: compile {folder}/main.c
+default answer.so
+''')
+subprocess.run(["ninja", "-v"], cwd=folder, check=True, stdout=sys.stderr)
+print(ctypes.CDLL(str(folder / "answer.so")).answer())
+"""
+FAILS = "#!/bin/sh\ncase $1 in --version|-v) echo 'cc (made up) 1.0'; exit 0;; esac\necho $0 was started >&2\nexit 1\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A program with a JIT, and the sources that it compiles."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "app.py").write_text(PROGRAM)
+    (folder / "answer.h").write_text("#define ANSWER 42\n")
+    (folder / "answer.c").write_text('#include "answer.h"\nint answer(void) { return ANSWER; }\n')
+    return folder
+
+
+@pytest.fixture
+def run(folder, cache_dir):
+    """Run a command under `jitkern run`; returns what `subprocess.run` does."""
+
+    def run(*options, command=(sys.executable, "app.py"), cwd=folder, **variables):
+        words = [sys.executable, "-m", "jitkern", "run", *options, "--", *map(str, command)]
+        environment = {**os.environ, **variables}
+        return subprocess.run(
+            words,
+            check=False,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture
+def elsewhere(folder, cache_dir, tmp_path):
+    """The variables of a machine with another root and home, and compilers that fail."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cc", "c++", "gcc", "g++", "ninja"):
+        (tools / name).write_text(FAILS)
+        (tools / name).chmod(0o755)
+    (tmp_path / "home").mkdir()
+    return {
+        "PATH": os.pathsep.join((str(tools), "/usr/bin", "/bin")),
+        "HOME": str(tmp_path / "home"),
+        "JITKERN_CACHE_DIR": str(tmp_path / "other" / "root"),
+    }
+
+
+def carry(cache_dir, to, tmp_path):
+    bundle = tmp_path / "all.tar"
+    for variables, words in (
+        ({"JITKERN_CACHE_DIR": str(cache_dir)}, ("pack", "-o", str(bundle))),
+        ({"JITKERN_CACHE_DIR": str(to)}, ("unpack", str(bundle))),
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "jitkern", "cache", *words],
+            env={**os.environ, **variables}, check=True, capture_output=True,
+        )  # fmt: skip
+        assert bundle.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$", -signal.SIGTERM),
+        ("kill -KILL $$", -signal.SIGKILL),
+    ],
+)
+def test_the_command_ends_as_it_would_alone(run, script, code):
+    assert run(command=("sh", "-c", script)).returncode == code
+
+
+def test_streams_and_arguments_are_the_commands(folder, cache_dir):
+    words = [
+        sys.executable,
+        "-m",
+        "jitkern",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        'cat; echo "$2" >&2',
+        "x",
+        "a b",
+        "*",
+    ]
+    done = subprocess.run(words, check=False, input="in", capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("in", "*\n", 0)
+
+
+def test_no_command_and_an_unknown_one_are_told(run):
+    assert run(command=("no-such-program",)).returncode == 127
+    assert "no-such-program" in run(command=("no-such-program",)).stderr
+    assert run(command=()).returncode == 2
+
+
+def test_a_variable_of_the_user_wins(run, tmp_path):
+    show = ("sh", "-c", "echo $TVM_FFI_CACHE_DIR $TRITON_CACHE_DIR")
+    own, ours = run(command=show, TVM_FFI_CACHE_DIR="/own").stdout.split()
+    assert own == "/own"
+    assert ours.startswith(str(tmp_path))
+
+
+def test_a_build_is_served_elsewhere_without_a_compiler(
+    run, cache_dir, folder, elsewhere, tmp_path
+):
+    cold = run()
+    assert cold.stdout == "42\n"
+    assert "cc 1 (" in cold.stderr
+    assert "compiled: nothing" in run().stderr
+    carry(cache_dir, elsewhere["JITKERN_CACHE_DIR"], tmp_path)
+    moved = folder.rename(folder.with_name("moved"))
+    done = run("--frozen", cwd=moved, **elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "42\n"
+    assert "was started" not in done.stderr
+    assert "builds served: 1" in done.stderr
+
+
+@pytest.mark.parametrize("edited", ["answer.h", "answer.c"])
+def test_an_edited_file_is_compiled_again_or_refused(run, cache_dir, folder, edited):
+    run()
+    (folder / edited).write_text(
+        (folder / edited).read_text().replace("42", "43").replace("ANSWER;", "43;")
+    )
+    refused = run("--frozen", "--report", "report.json")
+    assert refused.returncode != 0
+    assert "43" not in refused.stdout
+    assert "jitkern run --frozen: ninja compiles" in refused.stderr
+    assert "Prepare it where compilers may run, with `jitkern run -- " in refused.stderr
+    assert json.loads((folder / "report.json").read_text())["refused"][0]["tool"] == "ninja"
+    assert run().stdout == "43\n"
+    assert "compiled: nothing" in run("--frozen").stderr
+
+
+def test_a_header_that_would_be_found_first_is_not_overlooked(run, folder):
+    text = folder / "app.py"
+    (folder / "first").mkdir()
+    text.write_text(
+        text.read_text().replace("-I{path", "-I{pathlib.Path(__file__).parent}/first -I{path")
+    )
+    assert run().stdout == "42\n"
+    (folder / "first" / "answer.h").write_text("#define ANSWER 44\n")
+    assert run("--frozen").returncode != 0
+
+
+def test_a_damaged_entry_is_not_laid(run, cache_dir, elsewhere, tmp_path):
+    run()
+    carry(cache_dir, elsewhere["JITKERN_CACHE_DIR"], tmp_path)
+    [entry] = Path(elsewhere["JITKERN_CACHE_DIR"]).glob("v1/*/run.tvm_ffi*")
+    for artifact in entry.glob("[0-9]"):
+        artifact.write_bytes(artifact.read_bytes()[:-1] + b"?")
+    done = run("--frozen", **elsewhere)
+    assert done.returncode != 0
+    assert "laid" not in done.stderr
+
+
+def test_entries_have_a_kind_and_are_listed(run, cache_dir):
+    run()
+    [row] = [row for row in cache_tools.rows(Cache(cache_dir)) if row.kind == "run"]
+    assert row.op == "run::tvm_ffi"
+    assert row.ok
+
+
+def test_a_signal_reaches_the_command_once(folder, run, cache_dir):
+    script = textwrap.dedent("""
+        import os, signal, sys, time
+        exec(open("app.py").read().replace("__file__", "'%s/app.py'" % os.getcwd()))
+        got = []
+        signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+        print("ready", flush=True)
+        while not got:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        sys.exit(len(got))
+    """)
+    (folder / "waits.py").write_text(script)
+    words = [sys.executable, "-m", "jitkern", "run", "--", sys.executable, "waits.py"]
+    with subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert "ready" in [process.stdout.readline().strip() for _ in range(2)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1
+    assert [*cache_dir.glob("v1/*/run.tvm_ffi*")]
+
+
+def test_a_killed_run_takes_its_command_along(folder, run, cache_dir):
+    (folder / "waits.py").write_text(
+        PROGRAM + "\nimport os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    )
+    words = [sys.executable, "-m", "jitkern", "run", "--", sys.executable, "waits.py"]
+    with subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        pid = int([process.stdout.readline() for _ in range(2)][1])
+        process.kill()
+    while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        time.sleep(0.01)
+    assert not [*cache_dir.glob("v1/*/run.tvm_ffi*")]
+    assert "kept: " in run("--frozen").stderr
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not shutil.which("setpriv"), reason="root writes everywhere"
+)
+def test_a_root_that_cannot_be_written_serves(run, folder, cache_dir, tmp_path):
+    run()
+    shutil.rmtree(cache_dir / "v1" / "run")
+    layer = cache_dir.rename(tmp_path / "layer")
+    done = run("--frozen", JITKERN_SYSTEM_CACHE=str(layer), JITKERN_CACHE_DIR="/proc/nowhere")
+    assert done.stdout == "42\n", done.stderr
+
+
+def test_two_programs_at_once(run, folder):
+    words = [sys.executable, "-m", "jitkern", "run", "--", sys.executable, "app.py"]
+    both = [
+        subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0] for process in both] == [b"42\n", b"42\n"]
+    assert "compiled: nothing" in run("--frozen").stderr
+
+
+def test_warn_tells_the_stack_and_lets_it_compile(run, folder):
+    (folder / "calls.py").write_text(
+        "import subprocess\nsubprocess.run(['cc', '-c', 'answer.c'], check=True)\n"
+    )
+    done = run("--warn", command=(sys.executable, "calls.py"))
+    assert done.returncode == 0
+    assert "cc compiles answer.c, asked for at" in done.stderr
+    assert "calls.py:2" in done.stderr
+    refused = run("--frozen", command=(sys.executable, "calls.py"))
+    assert refused.returncode != 0
+    assert "calls.py:2" in refused.stderr
+
+
+def test_a_compiler_that_a_shell_starts_is_counted(run, folder):
+    command = ("sh", "-c", "cc --version > /dev/null && cc -c answer.c")
+    assert "cc 1 (" in run(command=command).stderr
+    done = run("--frozen", command=command)
+    assert done.returncode == 1
+    assert "cc compiles answer.c" in done.stderr
+
+
+def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
+    url = f"file://{tmp_path}/bucket"
+    assert run("--push", url).returncode == 0
+    settings = tmp_path / "settings" / "jitkern"
+    settings.mkdir(parents=True)
+    (settings / "config.toml").write_text(f'trusted_remotes = ["{url}"]\n')
+    done = run("--frozen", **elsewhere, JITKERN_REMOTE=url, XDG_CONFIG_HOME=str(settings.parent))
+    assert done.stdout == "42\n", done.stderr
