@@ -32,7 +32,7 @@ BUDGETS = {
     "cache": 1913,
     "source": 3487,
     "cache_tools": 1897,
-    "remote": 2424,
+    "remote": 2320,
     "calls": 727,
     "compilers": 5427,
     "loading": 650,
@@ -48,8 +48,8 @@ BUDGETS = {
     "prewarming": 1923,
     "devtools": 703,
     "inference": 40,
-    "service": 1413,
-    "cli": 3326,
+    "service": 1375,
+    "cli": 3298,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

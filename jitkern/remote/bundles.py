@@ -30,15 +30,14 @@ def digest_of(entry: Entry) -> str:
 
 
 def grouped(entries: Iterable[Entry]) -> dict[str, dict[str, list[Entry]]]:
-    """Return entries by machine and package, sorted; those too large for a bundle under "".
+    """Return entries by machine and package, sorted.
 
     The package of an entry is the namespace of its op, which tells the same on every machine.
     """
     groups: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry in sorted(entries, key=lambda entry: (entry.op, entry.path)):
         package = layout.RUNTIME_PACKAGE if entry.op in OF_ALL_OPS else entry.op.partition("::")[0]
-        large = entry.size > layout.LARGEST_BUNDLED
-        groups[layout.machine_of(entry.path.parent.name)]["" if large else package].append(entry)
+        groups[layout.machine_of(entry.path.parent.name)][package].append(entry)
     return groups
 
 
@@ -58,17 +57,21 @@ def packed(
 
 
 def _split(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yield parts of a package that fit into a bundle; an op is mostly in one."""
+    """Yield parts of a package for a bundle each: large entries alone, so that few fetch them."""
     part: list[Entry] = []
-    left = layout.LARGEST_BUNDLE
+    left = layout.FULL_BUNDLE
     for entry in entries:
+        if entry.size > layout.LARGE_ENTRY:
+            yield [entry]
+            continue
         size = entry.size + len(entry.manifest.encode()) + _HEADERS
         if part and size > left:
             yield part
-            part, left = [], layout.LARGEST_BUNDLE
+            part, left = [], layout.FULL_BUNDLE
         part.append(entry)
         left -= size
-    yield part
+    if part:
+        yield part
 
 
 def _packed(
@@ -107,18 +110,16 @@ def checked(found: Object | None, bundle: Bundle) -> bytes:
     return found.data
 
 
-def adopt(
-    cache: Cache, data: bytes, keys: tuple[str, ...], only: tuple[str, str] | None = None
-) -> Unpacked:
+def adopt(cache: Cache, data: bytes, keys: tuple[str, ...]) -> Unpacked:
     """Publish the entries in the bytes of a bundle that the cache lacks: all, or none.
 
-    keys, only: as of `cache_tools.bundle.adopt`. What each reader verifies is not waited for until
+    keys: as of `cache_tools.bundle.adopt`. What each reader verifies is not waited for until
     it is on the disk, since it can be had again. Raises BundleError and CacheError.
     """
     try:
         return packing.adopt(
             cache, io.BytesIO(data), compressed=data.startswith(_ZSTD), keys=keys,
-            limit=MOST_ADOPTED, only=only, fsync=cache.verify != "always",
+            limit=MOST_ADOPTED, fsync=cache.verify != "always",
         )  # fmt: skip
     except (OSError, MemoryError) as e:
         raise BundleError(getattr(e, "strerror", "") or "not enough memory") from e

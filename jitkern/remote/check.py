@@ -121,8 +121,6 @@ def _told(store: Readable, machine: str, index: Index) -> str:
     entries = {entry for bundle in index.bundles for entry in bundle.entries}
     size = human_bytes(sum(bundle.bytes for bundle in index.bundles))
     told = f"{counted(len(entries), 'entry')} in {counted(len(index.bundles), 'bundle')}, {size}"
-    if index.loose:
-        told += ", and large entries by themselves"
     there = store.stat(layout.index_of(machine)) if isinstance(store, Store) else None
     if there:
         told += f"; written {human_age(max(0.0, time.time() - there.modified))} ago"

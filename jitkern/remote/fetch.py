@@ -2,8 +2,7 @@
 
 1. The index of the machine, if this process has not read it in the last minute.
 2. The bundle that lists the entry: all its entries are adopted, so that later misses are hits.
-3. An object for the entry alone, if the index says that there are such.
-4. A build, if the server says that it builds.
+3. A build, if the server says that it builds.
 
 Nothing here raises for what a remote does: a dead or hostile remote costs at most the budget.
 """
@@ -25,7 +24,6 @@ from jitkern._fork import after_fork
 from jitkern.cache import lock
 from jitkern.cache.key import Key, canonical
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.bundle import MAX_FILE
 from jitkern.cache_tools.check import human_bytes
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.config import Config
@@ -184,8 +182,7 @@ class Remote:
         found = next(iter(read.listing.holding(key.digest[:16])), None)
         if found:
             return f"yes, in the bundle {found.file} of {found.package} {found.version}".rstrip()
-        more = ["entries of their own"] * read.listing.loose + ["builds"] * read.builds
-        return f"no{', unless by ' * bool(more)}{' or '.join(more)}"
+        return f"no{', unless it builds it' * read.builds}"
 
     def _fetch(self, miss: Miss, deadline: Deadline) -> str:
         keys = trust.keys_for(self._given, config.current(), miss.cache.root)
@@ -194,8 +191,6 @@ class Remote:
         for bundle in index.holding(miss.key.digest[:16]):
             if self._bundle(miss, machine, bundle, keys, deadline):
                 return ""
-        if index.loose and self._entry(miss, keys, deadline):
-            return ""
         if builds and isinstance(self.store, Service):
             return self._build(self.store, miss, keys, deadline)
         return f"it has no such entry for {machine}"
@@ -225,7 +220,7 @@ class Remote:
             pass
         except (ValueError, TooLarge) as e:
             self._refuse(name, str(e))
-            index, tag = Index(loose=False), None
+            index, tag = Index(), None
         builds = isinstance(store, Service) and store.builds  # as its answer says
         return _Read(index, tag, builds, time.monotonic())
 
@@ -249,15 +244,6 @@ class Remote:
             except BundleError as e:
                 return self._refuse(name, str(e))
             return self.adopt(miss, name, data, keys)
-
-    def _entry(self, miss: Miss, keys: tuple[str, ...], deadline: Deadline) -> bool:
-        """Adopt the object of the entry alone, if there is one."""
-        place = miss.key.target, miss.key.name
-        name = layout.entry_of(*place)
-        if name in self._refused:
-            return False
-        found = self._get(name, MAX_FILE, deadline)
-        return found is not None and self.adopt(miss, name, found.data, keys, place)
 
     def _build(
         self, service: Service, miss: Miss, keys: tuple[str, ...], deadline: Deadline
@@ -305,18 +291,15 @@ class Remote:
         self.taken += len(found.data) if found else 0
         return found
 
-    def adopt(
-        self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...],
-        only: tuple[str, str] | None = None,
-    ) -> bool:  # fmt: skip
+    def adopt(self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...]) -> bool:
         """Adopt the entries of a bundle; return whether the wanted one is there then."""
         started = time.perf_counter()
         try:
-            done = bundles.adopt(miss.cache, data, keys, only)
+            done = bundles.adopt(miss.cache, data, keys)
         except CacheError as e:
             if getattr(e, "errno", None) not in _FULL:
                 raise
-            return miss.is_cached() or self._refuse(name, str(e))  # the entry alone may fit
+            return miss.is_cached() or self._refuse(name, str(e))
         except JitkernError as e:
             return self._refuse(name, str(e))
         if not miss.is_cached():

@@ -1,7 +1,7 @@
 """The index of a machine, which entries its bundles hold, and how many writers change it at once.
 
     {"bundles":[{"bytes":…,"entries":[…],"file":…,"package":…,"push":…,"version":…}, …],
-     "loose":…,"schema":1}
+     "schema":2}
 
 The JSON is canonical. An index is not signed and only a hint: a wrong one causes misses, or bundles
 that are then refused.
@@ -21,7 +21,7 @@ from jitkern.remote import layout
 from jitkern.remote.patience import pause, retry
 from jitkern.remote.store import Readable, Store, Tag
 
-SCHEMA = 1
+SCHEMA = 2
 ATTEMPTS = 20  # to replace an index that others replace, too
 _MOST_BYTES = 1 << 50  # more than any store takes; larger numbers are not even sums of sizes
 _DIGEST = re.compile("[0-9a-f]{16}")
@@ -43,14 +43,9 @@ class Bundle(NamedTuple):
 
 
 class Index(NamedTuple):
-    """An index.
-
-    bundles: the newest of a package first. loose: whether entries may be there that no bundle
-    holds, so that a miss asks for the entry by its name.
-    """
+    """An index. bundles: the newest of a package first."""
 
     bundles: tuple[Bundle, ...] = ()
-    loose: bool = True
 
     @classmethod
     def decode(cls, data: bytes) -> Index:
@@ -62,7 +57,7 @@ class Index(NamedTuple):
             bundles = tuple(
                 Bundle(**{**row, "entries": tuple(row["entries"])}) for row in value["bundles"]
             )
-            index = cls(bundles, value["loose"])
+            index = cls(bundles)
             if not all(map(_is_usable, bundles)) or index.encode() != data:
                 raise ValueError("it is not as jitkern writes it")
         except (KeyError, TypeError, RecursionError) as e:
@@ -71,18 +66,14 @@ class Index(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the canonical JSON."""
-        value = {
-            "schema": SCHEMA,
-            "loose": self.loose,
-            "bundles": [bundle._asdict() for bundle in self.bundles],
-        }
+        value = {"schema": SCHEMA, "bundles": [bundle._asdict() for bundle in self.bundles]}
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
-    def merged(self, new: Sequence[Bundle], keep: int, *, loose: bool = False) -> Index:
+    def merged(self, new: Sequence[Bundle], keep: int) -> Index:
         """Return this index with new bundles in front, and each package of theirs `trimmed`."""
         bundles = tuple(dict.fromkeys((*new, *self.bundles)))
         packages = {bundle.package for bundle in new}
-        return Index(bundles, self.loose or loose).trimmed(keep, packages)
+        return Index(bundles).trimmed(keep, packages)
 
     def trimmed(self, keep: int, packages: Collection[str] | None = None) -> Index:
         """Return this index without outdated bundles of some packages, by default of all.
@@ -98,12 +89,11 @@ class Index(NamedTuple):
             outdated = len(pushes) >= keep or known.issuperset(bundle.entries)
             if not outdated or (packages is not None and bundle.package not in packages):
                 kept.append(bundle)
-        return Index(tuple(kept), self.loose)
+        return Index(tuple(kept))
 
     def without(self, files: Collection[str]) -> Index:
         """Return this index without the bundles of these names."""
-        kept = tuple(bundle for bundle in self.bundles if bundle.file not in files)
-        return Index(kept, self.loose)
+        return Index(tuple(bundle for bundle in self.bundles if bundle.file not in files))
 
     def holding(self, digest: str) -> Iterable[Bundle]:
         """Return the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
@@ -139,7 +129,7 @@ def update_index(
         old, tag = read_index(store, machine)
         new = change(old)
         if new is None or new == old:
-            return old or Index(loose=False), old or Index(loose=False)
+            return old or Index(), old or Index()
         data = new.encode()
         if len(data) > layout.LARGEST_INDEX:
             raise JitkernError(
@@ -148,7 +138,7 @@ def update_index(
             )
         write = store.create if old is None else functools.partial(store.replace, tag=tag)
         if retry(write, name, data):
-            return old or Index(loose=False), new
+            return old or Index(), new
         time.sleep(pause(0.05, attempt))
     raise JitkernError(
         f"the index {name} of {store.url} was changed by others {ATTEMPTS} times in a row: "

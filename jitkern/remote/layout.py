@@ -3,7 +3,6 @@
     jitkern.json                               {"schema":1}, to tell a remote from any other place
     v1/<machine>/index.json                    which entries lie in which bundle; see `index`
     v1/<machine>/<SHA-256>.tar[.zst]           a bundle of a package for a machine, never changed
-    v1/entries/<target>/<folder name>.tar      a bundle of one entry, never changed
 
 A machine is a target with its platform, e.g. `cuda-sm_90-cu130-torch2.13.0-linux_x86_64`: all that
 its processes may miss, be it for the kernels, the records or the Extensions, is in its bundles.
@@ -15,7 +14,6 @@ import json
 import re
 
 from jitkern.cache import VERSION
-from jitkern.cache.layout import check_place
 from jitkern.errors import TargetError
 from jitkern.target import Target, this_platform
 
@@ -23,12 +21,12 @@ ROOT = "jitkern.json"
 BUILD = f"{VERSION}/build"  # what a call is posted to, at a service
 BUILDS = "Jitkern-Builds"  # the header, with the value 1, of a service that builds what is missing
 ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
-ENTRIES = f"{VERSION}/entries"
 RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of what all ops share
 PROBES = f"{VERSION}/probe"  # what pushes and prunes write to learn about the store
 LARGEST_INDEX = 4 << 20  # bytes
-LARGEST_BUNDLE = 64 << 20  # bytes; a package that needs more has several bundles
-LARGEST_BUNDLED = 1 << 20  # bytes of an entry; a larger one is an object of its own
+LARGEST_BUNDLE = 512 << 20  # bytes
+FULL_BUNDLE = 64 << 20  # bytes of entries; a package that needs more has several bundles
+LARGE_ENTRY = 1 << 20  # bytes; a larger entry has a bundle of its own
 SHORT_LIVED = "max-age=30"
 IMMUTABLE = "max-age=31536000, immutable"
 _BUNDLE = re.compile(r"[0-9a-f]{64}\.tar(\.zst)?")
@@ -82,9 +80,3 @@ def cache_control(name: str) -> str:
     """Return the header `Cache-Control` of an object: what holds bundles is never changed."""
     changing = name == ROOT or name.endswith("/index.json")
     return SHORT_LIVED if changing else f"public, {IMMUTABLE}"
-
-
-def entry_of(target: str, name: str) -> str:
-    """Return the name of the bundle of one entry. Raises ValueError for invalid names."""
-    check_place(target, name)
-    return f"{ENTRIES}/{target}/{name}.tar"

@@ -36,16 +36,12 @@ class Pruned(NamedTuple):
     deleted: tuple[Listed, ...]
 
 
-def prune(
-    store: Store, *, keep: int, older_than: float = 0, signer: str = "", dry_run: bool = False
-) -> Pruned:
+def prune(store: Store, *, keep: int, signer: str = "", dry_run: bool = False) -> Pruned:
     """Trim the indexes of a store, and delete what no index names.
 
-    keep: how many pushes of a package an index keeps naming. older_than: seconds after which
-    entries that are objects of their own are deleted; 0 for never. signer: a public key in base64
-    that is revoked: bundles with entries that it signed are named no longer, and loose entries
-    that it signed are deleted at once. dry_run: change nothing. Raises Unavailable, and
-    JitkernError for an index that cannot be used.
+    keep: how many pushes of a package an index keeps naming. signer: a public key in base64 that is
+    revoked: bundles with entries that it signed are named no longer. dry_run: change nothing.
+    Raises Unavailable, and JitkernError for an index that cannot be used.
     """
     now = _now(store)
     there = {found.name: found for found in retry(lambda: [*store.list(f"{VERSION}/")])}
@@ -59,8 +55,10 @@ def prune(
         named |= {layout.bundle_of(machine, bundle.file) for bundle in new.bundles}
     deleted = []
     for found in there.values():
-        may_go = _may_go(found, now - found.modified, older_than, revoked=found.name in revoked)
-        if found.name in named or not may_go:
+        is_ours = layout.is_bundle(found.name.rpartition("/")[2]) or found.name.startswith(
+            f"{layout.PROBES}/"
+        )
+        if found.name in named or not is_ours or now - found.modified <= AGE:
             continue
         if not dry_run:
             if not _is_untouched(retry(store.stat, found.name), found):
@@ -111,13 +109,6 @@ def _is_untouched(there: Listed | None, listed: Listed) -> bool:
     Listings may tell a time more exactly than a look at one object, which has whole seconds.
     """
     return there is not None and there.modified < listed.modified + 1
-
-
-def _may_go(found: Listed, age: float, older_than: float, *, revoked: bool) -> bool:
-    if found.name.startswith(f"{layout.ENTRIES}/"):
-        return revoked or (older_than > 0 and age > max(older_than, AGE))
-    of_ours = layout.is_bundle(found.name.rpartition("/")[2])
-    return age > AGE and (of_ours or found.name.startswith(f"{layout.PROBES}/"))
 
 
 def _now(store: Store) -> float:

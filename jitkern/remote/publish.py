@@ -25,23 +25,22 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, Index, update_index
 from jitkern.remote.patience import RETRIES, retry
-from jitkern.remote.store import AccessDenied, Listed, Store, Unavailable
+from jitkern.remote.store import AccessDenied, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
 FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
-WRITERS = 8  # at once, of entries by themselves, and of a probe
+WRITERS = 8  # at once, of a probe
 
 
 class Pushed(NamedTuple):
     """The outcome of a push for one machine.
 
-    bundles: now in the index. loose: entries that are objects of their own. uploaded: bytes sent.
-    dropped: bundles of these packages that the index no longer names.
+    bundles: now in the index. uploaded: bytes sent. dropped: bundles of these packages that the
+    index no longer names.
     """
 
     machine: str
     bundles: tuple[Bundle, ...]
-    loose: int
     uploaded: int
     dropped: tuple[Bundle, ...]
 
@@ -70,11 +69,10 @@ def push(
     entries = packing.fitting(chosen)
     if not entries:
         raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
-    trusted = _signed(cache, entries, key, unsigned=unsigned)
+    _sign(cache, entries, key, unsigned=unsigned)
     _prepare(store)
     done = []
     for machine, groups in sorted(bundles.grouped(entries).items()):
-        loose = groups.pop("", [])
         tell(f"{machine}: {counted(sum(map(len, groups.values())), 'entry')}")
         with tempfile.TemporaryDirectory(prefix="jitkern-push-") as folder:
             packed = [
@@ -82,15 +80,12 @@ def push(
                 for package, members in sorted(groups.items())
                 for packed in bundles.packed(cache, package, members, Path(folder), part_of)
             ]
-            uploaded = _push_loose(cache, loose, store, trusted)
-            done.append(_push_bundles(store, machine, packed, len(loose), uploaded, keep))
+            done.append(_push_bundles(store, machine, packed, keep))
     return done
 
 
-def _signed(
-    cache: Cache, entries: Sequence[Entry], key: Path | None, *, unsigned: bool
-) -> tuple[str, ...]:
-    """Sign the entries that the key has not signed; return the key that readers will check."""
+def _sign(cache: Cache, entries: Sequence[Entry], key: Path | None, *, unsigned: bool) -> None:
+    """Sign the entries that the key has not signed. Raises JitkernError for what stays unsigned."""
     if key is None:
         for entry in () if unsigned else entries:
             if not signing.signers_of(entry) and entry.path.exists():
@@ -99,7 +94,7 @@ def _signed(
                     "--key FILE (`jitkern cache keygen` makes a key), or with --unsigned, and then "
                     "put the URL into `trusted_remotes` of every machine's settings file"
                 )
-        return ()
+        return
     public = signing.public_key_of(key)
     for entry in signing.sign_missing(cache, entries, key):
         if public not in signing.signers_of(entry) and entry.path.exists():
@@ -107,7 +102,6 @@ def _signed(
                 f"{entry.path} is not signed with {key}, and lies in a read-only layer: leave it "
                 f"out with --layer {cache.root}, or sign it where it was made"
             )
-    return (public,)
 
 
 def _prepare(store: Store) -> None:
@@ -127,45 +121,15 @@ def _prepare(store: Store) -> None:
     retry(store.create, layout.ROOT, layout.ROOT_CONTENT)
 
 
-def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[str, ...]) -> int:
-    """Push entries as objects of their own; return the bytes that were sent.
-
-    What no machine would take is replaced, so that nobody can occupy the name of an entry.
-    """
-
-    def push_one(entry: Entry) -> int:
-        data = packing.packed(cache, [entry])
-        name = layout.entry_of(entry.path.parent.name, entry.path.name)
-
-        def may_stay(_: Listed) -> bool:
-            found = retry(store.get, name, limit=packing.MAX_ENTRY)
-            return found is not None and (found.data == data or _is_good(found.data, name, keys))
-
-        return len(data) if _is_written(store, name, lambda: data, may_stay) else 0
-
-    with ThreadPoolExecutor(WRITERS) as senders:
-        return sum(senders.map(push_one, loose))
-
-
-def _is_good(data: bytes, name: str, keys: tuple[str, ...]) -> bool:
-    """Return whether a machine that trusts `keys` would take the entry of this name from `data`."""
-    try:
-        there = [*bundles.read(data, keys)]
-    except BundleError:
-        return False
-    return [layout.entry_of(packed.target, packed.name) for packed in there] == [name]
-
-
 def _push_bundles(
     store: Store,
     machine: str,
     packed: Sequence[tuple[Bundle, Path]],
-    loose: int,
-    uploaded: int,
     keep: int,
 ) -> Pushed:
     """Write the bundles of a machine, and name them in its index."""
     made = tuple(bundle for bundle, _ in packed)
+    uploaded = 0
 
     def write_all() -> int:
         return sum(_sent(store, machine, bundle, path) for bundle, path in packed)
@@ -173,7 +137,7 @@ def _push_bundles(
     def change(old: Index | None) -> Index:
         nonlocal uploaded
         uploaded += write_all()  # each time: they may be gone since the last attempt
-        return (old or Index(loose=False)).merged(made, keep, loose=bool(loose))
+        return (old or Index()).merged(made, keep)
 
     old, new = update_index(store, machine, change)
     for _ in range(RETRIES):
@@ -183,40 +147,30 @@ def _push_bundles(
         uploaded += sent  # a `prune` met a bundle just before it was written again
         new = update_index(store, machine, change)[1]
     dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
-    return Pushed(machine, made, loose, uploaded, dropped)
+    return Pushed(machine, made, uploaded, dropped)
 
 
 def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
     """Write a bundle that is not there, or that `prune` might take for old; return bytes sent."""
     name = layout.bundle_of(machine, bundle.file)
 
-    def may_stay(there: Listed) -> bool:
-        return there.bytes == bundle.bytes and time.time() - there.modified < FRESH
-
     try:
-        return bundle.bytes if _is_written(store, name, path.read_bytes, may_stay) else 0
+        for _ in range(RETRIES):
+            there = retry(store.stat, name)
+            if there is None:
+                if retry(store.create, name, path.read_bytes()):
+                    return bundle.bytes
+            elif there.bytes == bundle.bytes and time.time() - there.modified < FRESH:
+                return 0
+            else:
+                found = retry(store.get, name, limit=packing.MAX_ENTRY)
+                if found and retry(store.replace, name, path.read_bytes(), found.tag):
+                    return bundle.bytes
     except AccessDenied:
         there = retry(store.stat, name)
         if there and there.bytes == bundle.bytes:  # a policy lets nobody write a bundle again
             return 0
         raise
-
-
-def _is_written(
-    store: Store, name: str, read: Callable[[], bytes], may_stay: Callable[[Listed], bool]
-) -> bool:
-    """Write an object unless one is there that may stay; return whether it was written."""
-    for _ in range(RETRIES):
-        there = retry(store.stat, name)
-        if there is None:
-            if retry(store.create, name, read()):
-                return True
-        elif may_stay(there):
-            return False
-        else:
-            found = retry(store.get, name, limit=packing.MAX_ENTRY)
-            if found and retry(store.replace, name, read(), found.tag):
-                return True
     raise Unavailable(f"{name} is neither there nor can it be created")
 
 

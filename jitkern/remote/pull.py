@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from jitkern.cache.store import Cache, Entry
-from jitkern.cache_tools.bundle import MAX_FILE
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.index import Bundle, read_index
 from jitkern.remote.patience import retry
-from jitkern.remote.store import Readable, Store, Unavailable
+from jitkern.remote.store import Readable, Unavailable
 
 
 class Pulled(NamedTuple):
@@ -57,10 +56,7 @@ def pull(
             continue
         tell(f"{bundle.file[:12]}…, entries: {len(bundle.entries)}")
         try:
-            found = retry(store.get, name, limit=bundle.bytes)
-            if layout.is_bundle(bundle.file):
-                bundles.checked(found, bundle)
-            data = found.data if found else b""
+            data = bundles.checked(retry(store.get, name, limit=bundle.bytes), bundle)
             added = bundles.adopt(cache, data, keys)
         except (BundleError, Unavailable) as e:  # the other bundles may be good
             done = done._replace(failed=(*done.failed, f"{name} is refused: {e}"))
@@ -76,22 +72,13 @@ def pull(
 def _objects(
     store: Readable, machines: Iterable[str], packages: Collection[str]
 ) -> Iterator[tuple[str, Bundle]]:
-    """Yield each wanted bundle with its name, then the entries that are objects of their own."""
+    """Yield each wanted bundle with its name."""
     wanted = dict.fromkeys(machines, packages)
     for machine in [*wanted]:  # their launch records need the runtime, which lies under the host
         wanted.setdefault(layout.host_of(machine), (layout.RUNTIME_PACKAGE,))
-    has_loose = []
     for machine, only in wanted.items():
         index, _ = read_index(store, machine)
         for bundle in index.bundles if index else ():
             if not only or bundle.package in (*only, layout.RUNTIME_PACKAGE):
                 limit = min(bundle.bytes, layout.LARGEST_BUNDLE)  # the index is not signed
                 yield layout.bundle_of(machine, bundle.file), bundle._replace(bytes=limit)
-        if index is None or index.loose:
-            has_loose += [machine] if only is packages else []
-    if has_loose and not packages and isinstance(store, Store):
-        for found in retry(lambda: [*store.list(f"{layout.ENTRIES}/")]):
-            target, _, file = found.name.removeprefix(f"{layout.ENTRIES}/").partition("/")
-            if layout.machine_or_none(target) in has_loose:
-                digest = file.removesuffix(".tar").rpartition("-")[2]
-                yield found.name, Bundle(file, MAX_FILE, "", "", (digest,))

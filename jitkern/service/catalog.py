@@ -1,4 +1,4 @@
-"""The cache as a remote: an index for each machine, bundles by package, and single entries.
+"""The cache as a remote: an index for each machine, and bundles by package.
 
 Bundles are files of the service, made of the cache when an index is asked for and entries have
 come or gone. So an index names what exists, whatever is evicted meanwhile.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from jitkern import cache_tools
 from jitkern._fork import after_fork
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
@@ -117,24 +115,6 @@ class Catalog:
             self.index(machine)
         return self._bundles.opened(file) if machine in self.known else None
 
-    def entry(self, target: str, name: str) -> BinaryIO | None:
-        """Return the bundle of one entry, or None if it is not there."""
-        file = f"{hashlib.sha256(f'{target}/{name}'.encode()).hexdigest()}.entry.tar"
-        if opened := self._bundles.opened(file):
-            return opened
-        entry = self._cache.look_up(target, name).entry
-        if entry is None or entry.op not in self._ops:
-            return None
-        try:
-            self._sign([entry])
-            cache_tools.pack(self._cache, [entry], self._bundles.folder / file)
-        except JitkernError as e:
-            _log.warning("%s is not served: %s", entry.path, e)
-            return None
-        opened = self._bundles.opened(file)
-        self.sweep()
-        return opened
-
     def sweep(self) -> None:
         """Bound the bytes of the bundles that no index names, unless an index is made just now."""
         if self._packing.acquire(blocking=False):
@@ -146,10 +126,6 @@ class Catalog:
     def _sweep(self) -> None:
         self._bundles.sweep(frozenset[str]().union(*(k.named for k in [*self.known.values()])))
 
-    def _sign(self, entries: Sequence[Entry]) -> None:
-        if self._key:
-            signing.sign_missing(self._cache, entries, self._key)
-
     def _renewed(self, machine: str) -> bytes:
         """Return the index of a machine, made anew if entries have come or gone."""
         started = time.monotonic()
@@ -160,7 +136,7 @@ class Catalog:
         paths = frozenset(path for _, path in places.values())
         known = self.known.get(machine)
         if not paths and known is None:
-            return Index(loose=False).encode()  # nothing is kept of a machine without entries
+            return Index().encode()  # nothing is kept of a machine without entries
         if known is None or paths != known.places:
             made = self._made(machine, places.values())
             named = frozenset(bundle.file for bundle in made.bundles)
@@ -174,16 +150,14 @@ class Catalog:
         """Pack the entries at these places, and return the index of their bundles."""
         read = (self._cache.entry_at(layer, path, "always") for layer, path in places)
         entries = fitting(e for e in read if isinstance(e, Entry) and e.op in self._ops)
-        groups = grouped(entries)[machine]
-        loose = bool(groups.pop("", []))
         bundles: list[Bundle] = []
-        for package, members in sorted(groups.items()):
+        for package, members in sorted(grouped(entries)[machine].items()):
             try:
-                self._sign(members)
+                if self._key:
+                    signing.sign_missing(self._cache, members, self._key)
                 made = packed(self._cache, package, members, self._bundles.folder)
             except JitkernError as e:
                 _log.warning("the bundles of %s are not served: %s", package, e)
-                loose = True
                 continue
             bundles += [bundle for bundle, _ in made]
-        return Index(tuple(bundles), loose)
+        return Index(tuple(bundles))

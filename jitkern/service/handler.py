@@ -1,7 +1,7 @@
 """A connection of a client: its requests, and their answers.
 
 GET, HEAD  /jitkern.json   /v1/<machine>/index.json   /v1/<machine>/<SHA-256>.tar[.zst]
-GET, HEAD  /v1/entries/<target>/<name>.tar   /v1/build/<id>   /metrics   /healthz
+GET, HEAD  /v1/build/<id>   /metrics   /healthz
 POST       /v1/build
 
 Requests are read with a deadline, and answers written with another. Names are parsed strictly;
@@ -42,14 +42,13 @@ _ROUTES = (
     ("health", re.compile("/healthz")),
     ("metrics", re.compile("/metrics")),
     ("outcome", re.compile("/v1/build/([0-9a-f]{64})")),
-    ("entry", re.compile(r"/v1/entries/([\w.+!-]+)/([\w.+!-]+)\.tar", re.ASCII)),
     ("index", re.compile(r"/v1/([\w.+!-]+)/index\.json", re.ASCII)),
     ("bundle", re.compile(r"/v1/([\w.+!-]+)/([0-9a-f]{64}\.tar(?:\.zst)?)", re.ASCII)),
 )
 _BUILD = f"/{layout.BUILD}"
 _NAMED = 8  # files, and digests, in the text of an answer
 _LATER = {"Retry-After": "5"}
-_OF_CACHE = ("index", "bundle", "entry")  # routes
+_OF_CACHE = ("index", "bundle")  # routes
 
 
 class _Deadline(io.RawIOBase):
@@ -349,24 +348,13 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def _bundle(self, machine: str, file: str) -> None:
-        self._file(self.server.catalog.bundle(machine, file), f'"{file[:64]}"')
-
-    def _entry(self, target: str, name: str) -> None:
-        try:
-            layout.entry_of(target, name)
-        except ValueError:
+        opened = self.server.catalog.bundle(machine, file)
+        if opened is None:
             self._missing()
             return
-        self._file(self.server.catalog.entry(target, name), f'"{name}"')
-
-    def _file(self, file: BinaryIO | None, tag: str) -> None:
-        if file is None:
-            self._missing()
-            return
-        with file:
-            kind = "application/x-tar"
-            headers = {"Cache-Control": layout.IMMUTABLE}
-            self.answer(200, file, kind, ETag=tag, **headers)
+        with opened:
+            headers = {"ETag": f'"{file[:64]}"', "Cache-Control": layout.IMMUTABLE}
+            self.answer(200, opened, "application/x-tar", **headers)
 
     def _missing(self) -> None:
         self.refuse(404, "there is no such object")

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from web_servers import Server, closed_port, digests, fill, one_entry, put, said, static
+from web_servers import Server, closed_port, digests, fill, put, said, static
 
 import jitkern
 from jitkern import config, jit, testing
@@ -112,23 +112,6 @@ def test_a_new_process_reads_an_index_once_whatever_it_misses(
                 missed = Variant("test::scale", source, "scale", (("N", f"{process}{n}"),))
                 jit.ensure(missed, target)
             assert len(server.requests) == process + 1
-
-
-def test_an_entry_alone_is_fetched_where_the_index_has_such(
-    tmp_path, filled, compiler, variant, target
-):
-    folder, key = filled
-    (entry,) = (e for _, e in Cache(tmp_path / "builder").entries())
-    machine = layout.machine_of(key.target)
-    index = folder / "v1" / machine / "index.json"
-    index.unlink()  # an absent index says so, too
-    place = folder / layout.entry_of(key.target, key.name)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(one_entry(entry.files(), key.target, key.name))
-    with Server(static(folder)) as server, trusting(server.url):
-        jit.ensure(variant, target)
-        assert len(server.requests) == 2
-    assert not compiler.compiles
 
 
 def test_remotes_are_asked_in_order_and_a_dead_one_is_skipped(

@@ -79,18 +79,6 @@ def test_the_entry_of_another_key(place, files, refused):
     refused(f"file://{folder}", "it belongs to another entry")
 
 
-def test_the_entry_of_another_key_in_the_place_of_a_single_one(place, files, refused):
-    folder, machine, key = place
-    inputs = {**manifest_of(files).inputs, "op": "test::other"}
-    other = manifest_of(files)._replace(inputs=inputs)
-    name = f"{key.label}-{digest_of(inputs)[:16]}"
-    (folder / "v1" / machine / "index.json").unlink()
-    single = folder / layout.entry_of(key.target, key.name)
-    single.parent.mkdir(parents=True)
-    single.write_bytes(one_entry({**files, NAME: other.encode()}, key.target, name))
-    refused(f"file://{folder}", "another entry")
-
-
 @pytest.mark.long
 def test_a_flipped_bit_in_any_byte_of_a_bundle(tmp_path, place, files, cache_dir):
     """Whatever the index says of it: its content is checked against its name, and by the reader."""
@@ -214,14 +202,14 @@ def test_an_index_of_a_million_entries(place, refused):
     index = folder / "v1" / machine / "index.json"
     row = {"bytes": 1, "entries": [f"{n:016x}" for n in range(10**6)], "file": f"{'0' * 64}.tar",
            "package": "", "version": ""}  # fmt: skip
-    index.write_text(json.dumps({"bundles": [row], "loose": False, "schema": 1}))
+    index.write_text(json.dumps({"bundles": [row], "schema": 2}))
     refused(f"file://{folder}", f"over {layout.LARGEST_INDEX}")
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[" * 100_000, b"null", b'{"schema":1}', b'{"bundles":[],"loose":false,"schema":2}',
-     b'{"bundles":[null],"loose":false,"schema":1}', b"\xff\xfe", b'{"bundles":[],"loose":1,"schema":1,"x":NaN}'],
+    [b"", b"[" * 100_000, b"null", b'{"schema":2}', b'{"bundles":[],"schema":3}',
+     b'{"bundles":[null],"schema":2}', b"\xff\xfe", b'{"bundles":[],"schema":2,"x":NaN}'],
 )  # fmt: skip
 def test_an_index_that_is_none(place, refused, data):
     folder, machine, _ = place
@@ -236,9 +224,7 @@ def test_an_index_that_no_terminal_can_print(place, refused, fields):
     folder, machine, key = place
     row = {"bytes": 1, "entries": [key.digest[:16]], "file": f"{'0' * 64}.tar", "package": "",
            "push": "", "version": "", **fields}  # fmt: skip
-    index = json.dumps(
-        {"bundles": [row], "loose": False, "schema": 1}, sort_keys=True, separators=(",", ":")
-    )
+    index = json.dumps({"bundles": [row], "schema": 2}, sort_keys=True, separators=(",", ":"))
     (folder / "v1" / machine / "index.json").write_text(index)
     refused(f"file://{folder}", "it is not as jitkern writes it")
 
@@ -288,7 +274,7 @@ def test_an_archive_with_a_link(place, files, refused):
 def test_an_index_is_no_promise(place, compiler, variant, target):
     """One that lists nothing makes a miss, and no more."""
     folder, machine, _ = place
-    (folder / "v1" / machine / "index.json").write_bytes(Index((), loose=False).encode())
+    (folder / "v1" / machine / "index.json").write_bytes(Index().encode())
     with config.using(remote=f"file://{folder}", trusted_remotes=f"file://{folder}"):
         jit.ensure(variant, target)
     assert len(compiler.compiles) == 1

@@ -58,12 +58,11 @@ def test_a_push_signs_what_the_key_has_not_signed(full, empty, directory, key, p
     assert push(full, directory, unsigned=False)[0].uploaded == 0  # everything is signed by now
 
 
-@pytest.mark.parametrize("size", [0, layout.LARGEST_BUNDLED + 1])
+@pytest.mark.parametrize("size", [0, layout.LARGE_ENTRY + 1])
 def test_an_entry_whose_name_does_not_fit_is_left_out(size, full, empty, directory, caplog):
     long = add(full, f"alpha::{'x' * 160}", size=size)
-    [pushed] = push(full, directory)
+    push(full, directory)
     assert f"{long.path} is left out" in caplog.text
-    assert pushed.loose == 0
     assert pull.pull(empty, directory, [HERE], ()).new == 4
     with pytest.raises(BundleError, match="nothing to push"):
         publish.push(full, [long], directory, unsigned=True)
@@ -103,7 +102,6 @@ def test_each_machine_gets_the_bundles_of_its_packages(tmp_path, directory):
     assert packages(directory, GPU_HOST) == ["alpha", "beta", "jitkern"]
     assert packages(directory) == ["alpha", layout.RUNTIME_PACKAGE]
     assert [len(bundle.entries) for bundle in index_of(directory).bundles] == [2, 1]
-    assert not index_of(directory).loose
     assert directory.get(layout.ROOT, limit=100).data == b'{"schema":1}'
 
 
@@ -117,45 +115,22 @@ def test_a_version_is_that_of_the_package_and_not_of_the_stubs(tmp_path, directo
     }
 
 
-def test_large_entries_are_objects_of_their_own(full, empty, directory):
-    large = add(full, "alpha::large", size=layout.LARGEST_BUNDLED)
-    done = push(full, directory)
-    assert done[0].loose == 1
-    assert index_of(directory).loose
-    assert large.manifest.digest[:16] not in [
-        d for b in index_of(directory).bundles for d in b.entries
-    ]
-    assert directory.stat(layout.entry_of(CPU, large.path.name))
-    assert pull.pull(empty, directory, [HERE], ()).new == 5
+def test_large_entries_have_bundles_of_their_own(full, empty, directory):
+    large = [add(full, f"alpha::large{n}", size=layout.LARGE_ENTRY) for n in range(2)]
+    (done,) = push(full, directory)
+    alone = [bundle.entries for bundle in done.bundles if bundle.package == "alpha"]
+    assert sorted(map(len, alone)) == [1, 1, 3]
+    assert {(entry.manifest.digest[:16],) for entry in large} < {*alone}
+    assert len({bundle.push for bundle in done.bundles if bundle.package == "alpha"}) == 1
+    assert pull.pull(empty, directory, [HERE], ()).new == 6
     assert names(empty) == names(full)
-    assert pull.pull(empty, directory, [HERE], ())[:4] == (0, 5, 0, 0)
+    assert pull.pull(empty, directory, [HERE], ())[:4] == (0, 6, 0, 0)
     assert push(full, directory)[0].uploaded == 0
-
-
-@pytest.mark.parametrize("there", ["garbage", "of another entry", "unsigned", "good"])
-def test_nobody_occupies_a_name_with_what_machines_refuse(there, tmp_path, directory, key, public):
-    cache = Cache(tmp_path / "c", fsync=False)
-    entry = add(cache, "alpha::large", size=layout.LARGEST_BUNDLED)
-    name = layout.entry_of(CPU, entry.path.name)
-    if there == "garbage":
-        directory.create(name, b"garbage")
-    elif there == "of another entry":
-        other = Cache(tmp_path / "other", fsync=False)
-        odd = add(other, "beta::large", size=layout.LARGEST_BUNDLED)
-        push(other, directory, key=key)
-        directory.create(
-            name, directory.get(layout.entry_of(CPU, odd.path.name), limit=1 << 24).data
-        )
-    else:
-        push(cache, directory, **({"key": key} if there == "good" else {}))
-    sent = push(cache, directory, key=key)[0].uploaded
-    assert (sent == 0) == (there == "good")
-    assert pull.pull(Cache(tmp_path / "to", fsync=False), directory, [HERE], (public,)).new >= 1
 
 
 @pytest.mark.long
 def test_a_large_package_is_split_and_counts_as_one_push(tmp_path, directory, monkeypatch):
-    monkeypatch.setattr(layout, "LARGEST_BUNDLE", 40_000)
+    monkeypatch.setattr(layout, "FULL_BUNDLE", 40_000)
     for version in ("1", "2", "3", "4"):
         cache = Cache(tmp_path / version, fsync=False)
         for number in range(6):
@@ -218,9 +193,7 @@ def test_a_bundle_that_is_cut_off_is_written_again(full, directory):
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"bundles":[],"loose":false,"schema":2}', b"<html>login</html>"]
-)
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"bundles":[],"schema":1}', b"<html>login</html>"])
 def test_an_index_that_jitkern_did_not_write_is_not_overwritten(full, directory, data):
     directory.create(layout.index_of(HERE), data)
     with pytest.raises(JitkernError, match=r"cannot be used: .*newer jitkern.*delete this object"):
@@ -260,7 +233,7 @@ def test_without_zstandard_bundles_are_plain(full, empty, directory, monkeypatch
 @pytest.mark.parametrize("seed", range(10))
 def test_failures_and_lost_answers_harm_no_push(full, empty, directory, seed):
     """A command asks four times, so that with one failure in five a push may still fail, and be tried again."""
-    add(full, "alpha::large", size=layout.LARGEST_BUNDLED)
+    add(full, "alpha::large", size=layout.LARGE_ENTRY)
     failing = Failing(directory, seed=seed, share=0.2)
     for _ in range(20):
         with contextlib.suppress(Unavailable):
@@ -289,7 +262,7 @@ def test_indexes_merge_and_trim():
         )
 
     one, two, three = (bundle(i, push=str(i)) for i in (1, 2, 3))
-    index = Index((one,), loose=False).merged([two], 2).merged([three], 2)
+    index = Index((one,)).merged([two], 2).merged([three], 2)
     assert index.bundles == (three, two)
     assert index.merged([two], 2).bundles == (two, three)
     both = bundle(4, push="4", entries=(1, 2))
@@ -297,5 +270,4 @@ def test_indexes_merge_and_trim():
     assert Index((two, one)).merged([bundle(5, "b")], 1).bundles == (bundle(5, "b"), two, one)
     assert Index((two, one, bundle(5, "b"))).trimmed(1).bundles == (two, bundle(5, "b"))
     assert Index.decode(index.encode()) == index
-    assert index.merged([one], 1, loose=True).loose
     assert index.without({two.file}).bundles == (three,)

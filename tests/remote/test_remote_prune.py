@@ -112,18 +112,6 @@ def test_the_clock_is_that_of_the_store(pushes, directory):
     assert len(pruned(Behind(directory), keep=1).deleted) == 4
 
 
-def test_large_entries_go_only_when_they_are_older_than_asked(tmp_path, directory):
-    cache = stock(Cache(tmp_path / "c", fsync=False))
-    add(cache, "alpha::large", size=layout.LARGEST_BUNDLED)
-    push(cache, directory)
-    age(directory, 50)
-    assert pruned(directory) == pruned(directory, older_than=51 * 3600) == ((), ())
-    (gone,) = pruned(directory, older_than=49 * 3600).deleted
-    assert gone.name.startswith(layout.ENTRIES)
-    push(cache, directory)
-    assert pruned(directory, older_than=1).deleted == ()  # not within a day
-
-
 def test_what_is_not_ours_stays_and_old_probes_go(pushes, directory):
     names = [
         "v1/notes.txt",
@@ -150,16 +138,15 @@ def test_an_index_forgets_what_is_missing(pushes, directory):
 
 def test_what_a_revoked_key_signed_goes(tmp_path, directory, key, public):
     good = stock(Cache(tmp_path / "good", fsync=False), "beta")
-    add(good, "beta::large", size=layout.LARGEST_BUNDLED)
+    add(good, "beta::large", size=layout.LARGE_ENTRY)
     signing.keygen(tmp_path / "other")
     push(good, directory, key=tmp_path / "other")
     bad = stock(Cache(tmp_path / "bad", fsync=False))
-    large = add(bad, "alpha::large", size=layout.LARGEST_BUNDLED)
+    add(bad, "alpha::large", size=layout.LARGE_ENTRY)
     push(bad, directory, key=key)
     done = pruned(directory, signer=public)
-    assert len(done.dropped) == 2  # the package, and the runtime that came with it
-    assert [f.name for f in done.deleted] == [layout.entry_of(CPU, large.path.name)]
-    assert [b.package for b in read_index(directory, HERE)[0].bundles] == ["beta"]
+    assert len(done.dropped) == 3  # the package, its large entry, and the runtime that came with it
+    assert [b.package for b in read_index(directory, HERE)[0].bundles] == ["beta", "beta"]
 
 
 @pytest.mark.long

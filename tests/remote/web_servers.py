@@ -34,21 +34,14 @@ def machines(cache: Cache) -> dict[str, list]:
     return found
 
 
-def fill(cache: Cache, folder: Path, *, suffix: str = ".tar", loose: bool = False) -> list[str]:
+def fill(cache: Cache, folder: Path, *, suffix: str = ".tar") -> list[str]:
     """Lay a cache out as a remote: a bundle and an index for each machine. Returns the machines."""
     for machine, entries in machines(cache).items():
         place = folder / "v1" / machine
         place.mkdir(parents=True, exist_ok=True)
         packed = folder / f"packed{suffix}"
         bundle.pack(cache, entries, packed)
-        put(
-            folder,
-            machine,
-            packed.read_bytes(),
-            digests(entries),
-            suffix=suffix,
-            loose=loose,
-        )
+        put(folder, machine, packed.read_bytes(), digests(entries), suffix=suffix)
         packed.unlink()
     (folder / layout.ROOT).write_bytes(layout.ROOT_CONTENT)
     return sorted(machines(cache))
@@ -65,7 +58,6 @@ def put(
     entries: list[str],
     *,
     suffix: str = ".tar",
-    loose: bool = False,
     **fields,
 ) -> str:
     """Write a bundle of these bytes and an index that names it alone; returns its file name."""
@@ -75,8 +67,7 @@ def put(
     if "/" not in file:
         (place / file).write_bytes(data)
     listed = Bundle(file, fields.get("bytes", len(data)), "test", "1", tuple(entries))
-    index = Index((listed,), loose=loose)
-    (place / "index.json").write_bytes(index.encode())
+    (place / "index.json").write_bytes(Index((listed,)).encode())
     return file
 
 

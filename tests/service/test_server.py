@@ -178,13 +178,13 @@ def test_who_reads_slowly_is_left(serve, monkeypatch):
     server = serve()
     (server.bundles.folder / "large.tar").write_bytes(bytes(64 << 20))
 
-    def entry(*_):
+    def bundle(*_):
         monkeypatch.setattr(handler, "READING", 0.2)  # the request itself was read
         return server.bundles.opened("large.tar")
 
-    server.catalog.entry = entry
+    server.catalog.bundle = bundle
     with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
-        path = "/v1/entries/cpu-x86_64-torch2.13.0-linux_x86_64/x-0123456789abcdef.tar"
+        path = f"/v1/cpu-x86_64-torch2.13.0-linux_x86_64/{'0' * 64}.tar"
         client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         assert client.recv(1000)
         until(lambda: not server.connections)

@@ -8,7 +8,6 @@ import time
 
 from jitkern import remote
 from jitkern.cache_tools.check import counted, human_age, human_bytes
-from jitkern.cli.cache.filters import duration
 from jitkern.cli.output import agreed, print_json, print_table
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
@@ -43,10 +42,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         help=f"how many pushes of a package an index keeps naming (default: {KEEP})",
     )  # fmt: skip
     prune.add_argument(
-        "--older-than", type=duration, default=0, metavar="TIME",
-        help="also delete large entries, which lie by themselves, after this time: 90d",
-    )  # fmt: skip
-    prune.add_argument(
         "--signed-by", type=_key, metavar="KEY",
         help="drop what this public key signed, as after its private key was lost",
     )  # fmt: skip
@@ -67,9 +62,8 @@ def run_ls(args: argparse.Namespace) -> int:
             found = objects.get(remote.layout.bundle_of(machine, bundle.file))
             age = None if found is None else now - found.modified
             rows.append({"machine": machine, **bundle._asdict(), "age_s": age})
-    loose = [found for name, found in objects.items() if name.startswith(remote.layout.ENTRIES)]
     if args.json:
-        print_json(url=store.url, bundles=rows, loose=[found._asdict() for found in loose])
+        print_json(url=store.url, bundles=rows)
         return 0
     whole = args.level > 0
     print_table(
@@ -85,9 +79,8 @@ def run_ls(args: argparse.Namespace) -> int:
         whole=whole,
     )  # fmt: skip
     if args.level >= 0:
-        size = human_bytes(sum(row["bytes"] for row in rows) + sum(f.bytes for f in loose))
-        told = f"{counted(len(rows), 'bundle')} and {counted(len(loose), 'large entry')}, {size}"
-        print(f"{told}, in {store.url}", file=sys.stderr)
+        size = human_bytes(sum(row["bytes"] for row in rows))
+        print(f"{counted(len(rows), 'bundle')}, {size}, in {store.url}", file=sys.stderr)
     return 0
 
 
@@ -97,9 +90,8 @@ def run_prune(args: argparse.Namespace) -> int:
 
         def prune(*, dry_run: bool) -> Pruned:
             return remote.prune.prune(
-                store, keep=args.keep, older_than=args.older_than, signer=args.signed_by or "",
-                dry_run=dry_run,
-            )  # fmt: skip
+                store, keep=args.keep, signer=args.signed_by or "", dry_run=dry_run
+            )
 
         plan = prune(dry_run=True)
         asks = (plan.dropped or plan.deleted) and not (args.yes or args.dry_run)

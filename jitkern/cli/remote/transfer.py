@@ -74,7 +74,6 @@ def run_push(args: argparse.Namespace) -> int:
             {
                 "machine": pushed.machine,
                 "bundles": [bundle._asdict() for bundle in pushed.bundles],
-                "loose": pushed.loose,
                 "uploaded": pushed.uploaded,
                 "dropped": [bundle.file for bundle in pushed.dropped],
             }
@@ -122,8 +121,6 @@ def _print_pushed(pushed: Pushed, *, quiet: bool) -> None:
             f"{pushed.machine}  {bundle.package}{version}  "
             f"{counted(len(bundle.entries), 'entry')}  {human_bytes(bundle.bytes)}"
         )
-    if pushed.loose:
-        print(f"{pushed.machine}  {counted(pushed.loose, 'large entry')} by themselves")
     for bundle in pushed.dropped:
         print(
             f"{pushed.machine}: the index no longer names {bundle.file[:12]}…, an older bundle of "
