@@ -1,12 +1,11 @@
 """Bundles: entries of a cache in one file that any machine can check and unpack.
 
-    bundle.json                              [target, folder, SHA-256 of the manifest] per entry
     <target>/<folder>/manifest.sig           where the entry is signed
     <target>/<folder>/manifest.json
     <target>/<folder>/<artifact>             as the manifest lists them, by name
 
-A bundle is a USTAR archive, plain or in one Zstandard frame. Equal entries give equal bytes, and
-the reader accepts only the bytes that `pack` writes.
+A bundle is a USTAR archive, plain or in one Zstandard frame, with its entries in order. Equal
+entries give equal bytes, and the reader accepts only the bytes that `pack` writes.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
+import itertools
 import logging
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -42,16 +40,9 @@ from jitkern.cache_tools.ustar import (
 )
 from jitkern.files import signature
 
-INDEX = "bundle.json"
-SCHEMA = 1
-MAX_INDEX = 16 << 20  # bytes: enough to list as many entries as a bundle may have members
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # bytes of all files of an entry, which are in memory together
 _BESIDE = 16 << 10  # bytes on the disk for the manifest of an entry, and what blocks waste
-_TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
-_ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
-_SHA = re.compile("[0-9a-f]{64}")
-_SCHEMA = re.compile(rb',"schema":([^"\]}]{1,40})\}$')
 _log = logging.getLogger(__name__)
 
 
@@ -95,9 +86,12 @@ def pack(cache: Cache, chosen: Iterable[Entry], output: Path) -> int:
     Those that are not `fitting` are left out. Raises BundleError, and then leaves no file.
     """
     compressed = _is_compressed(output)
-    return written_without_gone(
-        cache, fitting(chosen), lambda entries: _pack(entries, output, compressed=compressed)
-    )
+
+    def write_all(there: Entries) -> int:
+        with written(output) as file:
+            return _write(there, file, compressed=compressed)
+
+    return written_without_gone(cache, fitting(chosen), write_all)
 
 
 def packed(cache: Cache, entries: Iterable[Entry], *, compressed: bool = False) -> bytes:
@@ -152,21 +146,11 @@ def written_without_gone(
     raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
 
 
-def _pack(entries: Entries, output: Path, *, compressed: bool) -> int:
-    with written(output) as file:
-        return _write(entries, file, compressed=compressed)
-
-
 def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
     """Write entries to an open file, read them back, and return their number."""
-    index = [
-        (*place, hashlib.sha256(entry.manifest.encode()).hexdigest())
-        for place, entry in sorted(entries.items())
-    ]
     with deflating(file) if compressed else contextlib.nullcontext(file) as stream:
-        write(stream, INDEX, index_bytes(index))
-        for target, name, _ in index:
-            for part, data in shipped(entries[target, name]).items():
+        for (target, name), entry in sorted(entries.items()):
+            for part, data in shipped(entry).items():
                 write(stream, f"{target}/{name}/{part}", data)
         stream.write(bytes(2 * BLOCK))
     file.seek(0)
@@ -177,7 +161,7 @@ def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
         raise BundleError(
             f"these entries do not fit into a bundle: {e}; choose fewer entries"
         ) from e
-    return len(index)
+    return len(entries)
 
 
 def unpack(
@@ -217,13 +201,18 @@ def adopt(
     CacheError, OSError and MemoryError.
     """
     bundle = _within(read(file, compressed=compressed, keys=keys), limit, only)
-    new, present = _looked_through(cache, bundle)
+    there = {packed.place: (packed.manifest.digest, _bytes(packed.manifest)) for packed in bundle}
+    new = {  # the whole bundle is checked by now
+        (target, name, sha256): size
+        for (target, name, sha256), (digest, size) in there.items()
+        if cache.look_up(target, name, digest).entry is None
+    }
     if new and not dry_run:
         _check_space(cache, new)
         file.seek(0)
         again = read(file, compressed=compressed, keys=keys)
-        _publish(cache, again, new, present, fsync=fsync)
-    return Unpacked(len(new), len(present), sum(new.values()))
+        _publish(cache, again, new, there, fsync=fsync)
+    return Unpacked(len(new), len(there) - len(new), sum(new.values()))
 
 
 def _within(bundle: Iterator[Packed], limit: int, only: tuple[str, str] | None) -> Iterator[Packed]:
@@ -244,10 +233,16 @@ def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Ite
     BundleError for bytes that `pack` would not have written, and OSError.
     """
     stream = Stream(inflated(file) if compressed else iter(lambda: file.read(CHUNK), b""))
-    _, size = stream.header(INDEX)
-    for target, name, sha256 in _index_of(stream.content(size, MAX_INDEX)):
-        yield _packed(stream, target, name, sha256, keys)
+    before: tuple[str, ...] = ()
+    while (member := stream.header())[0]:
+        packed = _packed(stream, *member, keys)
+        if packed.place[:2] <= before:
+            raise BundleError(f"`{packed.target}/{packed.name}` stands twice, or not in order")
+        before = packed.place[:2]
+        yield packed
     stream.finish()
+    if not before:
+        raise BundleError("it holds no entry")
 
 
 def shipped(entry: Entry) -> dict[str, bytes]:
@@ -277,19 +272,6 @@ def written(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
 
 
-def _looked_through(
-    cache: Cache, bundle: Iterator[Packed]
-) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Return the entries that the cache lacks, and those that it has, with bytes of artifacts."""
-    entries = {packed.place: (packed.manifest.digest, _bytes(packed.manifest)) for packed in bundle}
-    new: dict[Place, int] = {}
-    present: dict[Place, int] = {}
-    for place, (digest, size) in entries.items():  # the whole bundle is checked by now
-        missing = cache.look_up(place[0], place[1], digest).entry is None
-        (new if missing else present)[place] = size
-    return new, present
-
-
 def _check_space(cache: Cache, new: Mapping[Place, int]) -> None:
     """Raise BundleError if new entries do not fit: half of them would take all that is left."""
     root = existing(cache.root)
@@ -306,110 +288,58 @@ def _publish(
     cache: Cache,
     bundle: Iterator[Packed],
     new: Collection[Place],
-    present: Collection[Place],
+    places: Iterable[Place],
     *,
     fsync: bool,
 ) -> None:
     """Publish the new entries of a bundle that is read and checked again; it must be unchanged."""
-    left = {*new, *present}
     adopted: list[Entry] = []
-    for packed in bundle:
-        if packed.place not in left:
-            break
-        left.remove(packed.place)
-        if packed.place in new:
+    for place, packed in itertools.zip_longest(places, bundle):
+        if packed is None or packed.place != place:
+            raise BundleError("it was changed while it was read")
+        if place in new:
             files = packed.files
             entry = cache.adopt(packed.target, packed.name, files, fsync=fsync, bounded=False)
             adopted.append(entry)
-    else:
-        if not left:
-            cache.keep_to_limits(adopted)
-            return
-    raise BundleError("it was changed while it was read")
+    cache.keep_to_limits(adopted)
 
 
-def _packed(stream: Stream, target: str, name: str, sha256: str, keys: tuple[str, ...]) -> Packed:
-    """Read the next entry, which must have this target, name and SHA-256 of the manifest."""
-    place = f"{target}/{name}"
-    signed, plain = f"{place}/{signature.NAME}", f"{place}/{NAME}"
+def _packed(stream: Stream, member: str, size: int, keys: tuple[str, ...]) -> Packed:
+    """Read the next entry, after the header of its first member."""
+    place, _, file = member.rpartition("/")
+    target, _, name = place.partition("/")
+    named = is_target(target) and is_entry_name(name)
+    if not named or file not in (signature.NAME, NAME):
+        raise BundleError(f"`{member}` stands where an entry begins, and is no file of one")
     files = {}
-    member, size = stream.header(signed, plain)
-    if member == signed:
-        files[signature.NAME] = stream.content(size, signature.MAX_BYTES)
-        member, size = stream.header(plain)
+    if file == signature.NAME:
+        files[file] = stream.content(size, signature.MAX_BYTES)
+        _, size = stream.header(f"{place}/{NAME}")
     data = files[NAME] = stream.content(size, MAX_BYTES)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise BundleError(f"`{plain}` is not what {INDEX} lists")
     reason = signature.distrust(data, files.get(signature.NAME, b""), keys) if keys else ""
     if reason:
         raise BundleError(f"`{place}` is not trusted: {reason}")
-    manifest = _manifest_of(target, name, data)
+    try:
+        manifest = Manifest.decode(data)
+        if manifest.encode() != data:
+            raise ValueError("it is not canonical")  # noqa: TRY301
+        if (manifest.inputs["target"], manifest.digest[:16]) != (target, name.rpartition("-")[2]):
+            raise ValueError("it belongs to another entry")  # noqa: TRY301
+        if _bytes(manifest) > MAX_ENTRY:
+            raise ValueError(f"it lists more than {MAX_ENTRY} bytes")  # noqa: TRY301
+    except (ValueError, RecursionError) as e:
+        reason = f"the manifest of `{place}` is not usable: {e!s:.200}"
+        raise BundleError(reason) from e
     for file, artifact in sorted(manifest.artifacts.items()):
         _, size = stream.header(f"{place}/{file}")
         files[file] = stream.content(size, min(MAX_FILE, artifact.size))
         if Artifact.of(files[file]) != artifact:
             raise BundleError(f"`{place}/{file}` is not what its manifest lists")
-    return Packed((target, name, sha256), manifest, files)
-
-
-def _manifest_of(target: str, name: str, data: bytes) -> Manifest:
-    """Return the manifest in `data`. Raises BundleError if it does not fit the entry's name."""
-    try:
-        manifest = Manifest.decode(data)
-        problem = _problem(manifest, target, name, data)
-    except (ValueError, RecursionError) as e:
-        problem = str(e)
-    if problem:
-        raise BundleError(f"the manifest of `{target}/{name}` is not usable: {problem:.200}")
-    return manifest
-
-
-def _problem(manifest: Manifest, target: str, name: str, data: bytes) -> str:
-    """Return the reason why the manifest does not fit the target and name of an entry, or ""."""
-    if manifest.encode() != data:
-        return "it is not canonical"
-    if (manifest.inputs["target"], manifest.digest[:16]) != (target, name.rpartition("-")[2]):
-        return "it belongs to another entry"
-    if _bytes(manifest) > MAX_ENTRY:
-        return f"it lists more than {MAX_ENTRY} bytes"
-    return ""
+    return Packed((target, name, hashlib.sha256(data).hexdigest()), manifest, files)
 
 
 def _bytes(manifest: Manifest) -> int:
     return sum(artifact.size for artifact in manifest.artifacts.values())
-
-
-def index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
-    """Return `bundle.json` of these entries, as `pack` writes it."""
-    index = {"entries": [[*entry] for entry in entries], "schema": SCHEMA}
-    return json.dumps(index, separators=(",", ":")).encode()
-
-
-def _index_of(data: bytes) -> list[Place]:
-    """Return the entries that `bundle.json` lists, with checked names, in the order of `pack`.
-
-    The index is read row by row, exactly as `pack` writes it: a general parser could need gigabytes
-    for some megabytes of brackets.
-    """
-    schema = _SCHEMA.search(data[-60:])
-    if schema and schema[1] != b"%d" % SCHEMA:
-        number = schema[1].decode("ascii", "replace")
-        raise BundleError(f"it has schema {number}, and this jitkern reads schema {SCHEMA}")
-    entries: list[Place] = []
-    at = len(b'{"entries":[')
-    while row := _ROW.match(data, at):
-        target, name, sha256 = (part.decode("ascii", "replace") for part in row.groups())
-        if not (is_target(target) and is_entry_name(name) and _SHA.fullmatch(sha256)):
-            raise BundleError(f"{INDEX} lists {target!r:.99}, {name!r:.99}, which is no entry")
-        if entries and entries[-1][:2] >= (target, name):
-            raise BundleError(f"{INDEX} lists `{target}/{name}` twice, or not in order")
-        entries.append((target, name, sha256))
-        at = row.end() + 1
-    if not entries:
-        raise BundleError(f"{INDEX} lists no entry, or is not as jitkern writes it")
-    if data != index_bytes(entries):
-        raise BundleError(f"{INDEX} is not as jitkern writes it")
-    return entries
 
 
 def _is_compressed(path: Path) -> bool:

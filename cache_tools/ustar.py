@@ -47,19 +47,24 @@ class Stream:
         self._name = ""  # of the last header
 
     def header(self, *expected: str) -> tuple[str, int]:
-        """Return name and size of the next member. Raises BundleError for a name not expected."""
+        """Return name and size of the next member. Raises BundleError for a name not expected.
+
+        Without an expected name any will do, and "" is the end of the archive.
+        """
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise BundleError(f"it has more than {MAX_MEMBERS} members")
-        block = self._take(BLOCK, expected[-1])
+        block = self._take(BLOCK, expected[-1] if expected else "its end")
         parts = (block[345:500].split(b"\0")[0], block[:100].split(b"\0")[0])
         name = str(b"/".join(filter(None, parts)))[2:-1]  # other bytes than ASCII are escaped
         if not any(block):
-            raise BundleError(f"it ends before `{expected[-1]}`")
+            if expected:
+                raise BundleError(f"it ends before `{expected[-1]}`")
+            return "", 0
         if block[156:157] != b"0":
             kind = _ODD.get(block[156:157], "of an unknown type")
             raise BundleError(f"`{name}` is {kind}: only regular files belong in a bundle")
-        if name not in expected:
+        if expected and name not in expected:
             raise BundleError(f"`{name}` stands where `{expected[-1]}` belongs")
         size = block[124:135]
         if not re.fullmatch(rb"[0-7]{11}", size) or block != header_of(name, int(size, 8)):
@@ -77,8 +82,8 @@ class Stream:
         return data
 
     def finish(self) -> None:
-        """Raise BundleError if other data than the end of the archive follows."""
-        if any(self._take(2 * BLOCK, "its end")) or any(self._chunks) or self._rest:
+        """Raise BundleError if other than the end follows, which an empty header has begun."""
+        if any(self._take(BLOCK, "its end")) or any(self._chunks) or self._rest:
             raise BundleError("something follows its last file")
 
     def _take(self, size: int, what: str) -> bytes:

@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1007,
     "cache": 1913,
     "source": 3487,
-    "cache_tools": 1897,
+    "cache_tools": 1832,
     "remote": 2320,
     "calls": 727,
     "compilers": 5427,

@@ -1,9 +1,7 @@
 """Bundles written by hand."""
 
-import hashlib
 import tarfile
 
-from jitkern.cache.manifest import NAME
 from jitkern.cache_tools import bundle, chosen
 from jitkern.cache_tools.bundle import BLOCK
 from jitkern.cache_tools.listing import EntryFilter
@@ -62,14 +60,10 @@ def member(name, data, **fields):
 
 def archive(entries):
     """A bundle of {(target, folder): {file: bytes}}, whatever is wrong with them."""
-    index = sorted([*p, hashlib.sha256(f.get(NAME, b"")).hexdigest()] for p, f in entries.items())
     return [
-        member("bundle.json", bundle.index_bytes(index)),
-        *(
-            member(f"{target}/{folder}/{file}", data)
-            for target, folder, _ in index
-            for file, data in entries[target, folder].items()
-        ),
+        member(f"{target}/{folder}/{file}", data)
+        for (target, folder), files in sorted(entries.items())
+        for file, data in files.items()
     ]
 
 

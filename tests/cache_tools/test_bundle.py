@@ -75,16 +75,12 @@ def test_equal_entries_give_equal_bytes(signed, other, tmp_path, suffix):
     assert packed(other, tmp_path, suffix) == first
 
 
-def test_the_order_is_index_then_signature_manifest_artifacts(signed, tmp_path):
-    found = members(packed(signed, tmp_path))
-    names = [name for name, _, _ in found]
-    index = json.loads(found[0][2].rstrip(b"\0"))
-    assert (names[0], index["schema"]) == ("bundle.json", 1)
-    assert [tuple(name.split("/")[:2]) for name, _ in itertools.groupby(n.rpartition("/")[0] for n in names[1:])] == [
-        (target, name) for target, name, _ in index["entries"]
-    ] == sorted((p.parent.name, p.name) for p in signed.paths())  # fmt: skip
+def test_the_order_is_signature_manifest_artifacts_of_each_entry(signed, tmp_path):
+    names = [name for name, _, _ in members(packed(signed, tmp_path))]
+    folders = [name for name, _ in itertools.groupby(n.rpartition("/")[0] for n in names)]
+    assert folders == sorted(f"{p.parent.name}/{p.name}" for p in signed.paths())
     assert [name.rpartition("/")[2] for name in names].count("compile.log") == 0
-    for _, group in itertools.groupby(names[1:], lambda name: name.rpartition("/")[0]):
+    for _, group in itertools.groupby(names, lambda name: name.rpartition("/")[0]):
         files = [name.rpartition("/")[2] for name in group]
         assert files[:2] == ["manifest.sig", NAME]
         assert files[2:] == sorted(files[2:])
@@ -96,7 +92,7 @@ def test_headers_are_plain_ustar_that_every_tar_reads(cache, tmp_path):
         for info in archive:
             assert (info.mode, info.mtime, info.uid, info.gid) == (0o644, 0, 0, 0)
             assert (info.uname, info.gname, info.type) == ("", "", tarfile.REGTYPE)
-        assert len(archive.getnames()) == len(members(data)) == 10
+        assert len(archive.getnames()) == len(members(data)) == 9
     assert data.endswith(END)
     assert all(header[257:265] == b"ustar\x0000" for _, header, _ in members(data))
 
@@ -220,7 +216,7 @@ def test_without_keys_signatures_are_kept_and_not_needed(signed, cache, other, t
 
 def test_a_signature_file_that_is_too_large_is_refused(signed, tmp_path, refused):
     found = members(packed(signed, tmp_path))
-    found[1] = member(found[1][0], b"x" * (65 << 10))
+    found[0] = member(found[0][0], b"x" * (65 << 10))
     refused(joined(found), "manifest.sig` has")
 
 

@@ -67,20 +67,14 @@ def edit_header(random, data):
     header = bytearray(data[at : at + BLOCK])
     value = random.choice(
         (b"../../../evil", b"/tmp/evil", b"77777777777", b"00000000000", b"\x80\0\0\0\0\0\0\0\xff", b"L", b"x", b"2", b"5",
-         random.randbytes(3), bytes([random.randrange(256)]), b"00000000001", b"bundle.json")
+         random.randbytes(3), bytes([random.randrange(256)]), b"00000000001", b"manifest.json")
     )  # fmt: skip
     where = field + random.choice((0, random.randrange(end - field)))
     header[where : min(end, where + len(value))] = value[: end - where]
     data[at : at + BLOCK] = fixed(bytes(header[:BLOCK]))
 
 
-def edit_index(random, data):
-    """Change a name or hash of the index, its header and the rest unchanged."""
-    at = BLOCK + random.randrange(300)
-    data[at : at + 2] = random.choice((b"..", b"//", b'",', b"]]", b"\0\0", b"00"))
-
-
-MUTATIONS = (flip, overwrite, truncate, swap, duplicate, insert, delete, edit_header, edit_header, edit_index)  # fmt: skip
+MUTATIONS = (flip, overwrite, truncate, swap, duplicate, insert, delete, edit_header, edit_header)
 
 
 def mutated(chance, whole):
