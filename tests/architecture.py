@@ -32,7 +32,7 @@ BUDGETS = {
     "cache": 1913,
     "source": 3487,
     "cache_tools": 1832,
-    "remote": 2320,
+    "remote": 2311,
     "calls": 727,
     "compilers": 5427,
     "loading": 650,
@@ -48,8 +48,8 @@ BUDGETS = {
     "prewarming": 1923,
     "devtools": 703,
     "inference": 40,
-    "service": 1375,
-    "cli": 3298,
+    "service": 1372,
+    "cli": 3294,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

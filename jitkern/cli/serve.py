@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         with _binding(args.listen):
             server = service.server.Server(
                 ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
-                record=args.record, token=token, tell=_show if args.level > 0 else _ignore,
-                built=publisher.note if publisher else _ignore,
+                record=args.record, token=token, tell=_show if args.level > 0 else lambda _: None,
+                built=publisher.note if publisher else lambda _: None,
             )  # fmt: skip
         thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
         thread.start()
@@ -138,10 +138,6 @@ def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int
 
 def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def _token(path: Path | None) -> bytes:

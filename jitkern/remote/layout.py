@@ -14,7 +14,6 @@ import json
 import re
 
 from jitkern.cache import VERSION
-from jitkern.errors import TargetError
 from jitkern.target import Target, this_platform
 
 ROOT = "jitkern.json"
@@ -51,14 +50,6 @@ def host_of(machine: str) -> str:
     parsed = Target.parse(machine)
     arch = parsed.platform.partition("_")[2]
     return str(parsed._replace(device="cpu", arch=arch, cuda=""))
-
-
-def machine_or_none(target: str) -> str | None:
-    """Return the machine of a target, or None for a text that is no target."""
-    try:
-        return machine_of(target)
-    except TargetError:
-        return None
 
 
 def index_of(machine: str) -> str:

@@ -20,48 +20,25 @@ from jitkern._fork import after_fork
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.bundle import fitting
-from jitkern.errors import JitkernError
+from jitkern.errors import JitkernError, TargetError
 from jitkern.files.trust import Layer
 from jitkern.remote.bundles import grouped, packed
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.layout import machine_or_none
+from jitkern.remote.layout import machine_of
 
 REST = 1.0  # seconds for which an index is not compared with the cache again
 COSTS = 5  # times the seconds that packing took: the rest after it
 MOST_BYTES = 1 << 30  # of bundles that no index names; the least recently used go first
 _log = logging.getLogger(__name__)
-_machine_of = functools.lru_cache(maxsize=1024)(machine_or_none)  # of each entry, for each index
 
 
-class BundleDirectory:
-    """Bundles in a directory. One that is open stays readable after its removal."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def opened(self, name: str) -> BinaryIO | None:
-        """Return an open file, or None if it is not here."""
-        try:
-            file = (self.folder / name).open("rb")
-        except FileNotFoundError:
-            return None
-        os.utime(file.fileno())  # by which the least recently used is known
-        return file
-
-    def sweep(self, named: Collection[str]) -> None:
-        """Remove bundles that no index names, but for the newest, while they are too large."""
-        found: list[tuple[int, int, Path]] = []
-        for path in self.folder.iterdir():
-            if path.name.endswith((".tar", ".tar.zst")) and path.name not in named:
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found)[:-1]:
-            if left <= MOST_BYTES:
-                break
-            left -= size
-            path.unlink(missing_ok=True)
+@functools.lru_cache(maxsize=1024)
+def _machine_of(target: str) -> str | None:
+    """Return the machine of a target, or None for a text that is no target."""
+    try:
+        return machine_of(target)
+    except TargetError:
+        return None
 
 
 class _Known(NamedTuple):
@@ -79,16 +56,14 @@ class _Known(NamedTuple):
 class Catalog:
     """The entries of some ops in a cache.
 
-    ops: the names that entries of these ops have. key: the private key that signs what is packed,
-    or None.
+    ops: the names that entries of these ops have. folder: the directory of bundles, in which builds
+    put theirs, too. key: the private key that signs what is packed, or None.
     """
 
-    def __init__(
-        self, cache: Cache, ops: Collection[str], bundles: BundleDirectory, key: Path | None
-    ) -> None:
+    def __init__(self, cache: Cache, ops: Collection[str], folder: Path, key: Path | None) -> None:
         self._cache = cache
         self._ops = ops
-        self._bundles = bundles
+        self.folder = folder
         self._key = key
         self.known: dict[str, _Known] = {}
         self._packing = threading.Lock()
@@ -113,7 +88,16 @@ class Catalog:
         """Return a bundle that an index of the machine names, or named a short time ago."""
         if machine not in self.known:  # the index may be of an earlier process
             self.index(machine)
-        return self._bundles.opened(file) if machine in self.known else None
+        return self.opened(file) if machine in self.known else None
+
+    def opened(self, file: str) -> BinaryIO | None:
+        """Return an open bundle, which stays readable after its removal; None if it is not here."""
+        try:
+            opened = (self.folder / file).open("rb")
+        except FileNotFoundError:
+            return None
+        os.utime(opened.fileno())  # by which the least recently used is known
+        return opened
 
     def sweep(self) -> None:
         """Bound the bytes of the bundles that no index names, unless an index is made just now."""
@@ -124,7 +108,20 @@ class Catalog:
                 self._packing.release()
 
     def _sweep(self) -> None:
-        self._bundles.sweep(frozenset[str]().union(*(k.named for k in [*self.known.values()])))
+        """Remove bundles that no index names, but for the newest, while they are too large."""
+        named = {file for known in [*self.known.values()] for file in known.named}
+        found: list[tuple[int, int, Path]] = []
+        for path in self.folder.iterdir():
+            if path.name.endswith((".tar", ".tar.zst")) and path.name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        left = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found)[:-1]:
+            if left <= MOST_BYTES:
+                break
+            left -= size
+            path.unlink(missing_ok=True)
 
     def _renewed(self, machine: str) -> bytes:
         """Return the index of a machine, made anew if entries have come or gone."""
@@ -155,7 +152,7 @@ class Catalog:
             try:
                 if self._key:
                     signing.sign_missing(self._cache, members, self._key)
-                made = packed(self._cache, package, members, self._bundles.folder)
+                made = packed(self._cache, package, members, self.folder)
             except JitkernError as e:
                 _log.warning("the bundles of %s are not served: %s", package, e)
                 continue

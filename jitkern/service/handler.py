@@ -300,7 +300,7 @@ class Handler(BaseHTTPRequestHandler):
         elif missing:
             self._differ(outcome, missing)
         else:
-            file = self.server.bundles.opened(outcome.bundle)
+            file = self.server.catalog.opened(outcome.bundle)
             if file is None:
                 return False
             with file:

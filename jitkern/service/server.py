@@ -27,7 +27,7 @@ from jitkern.op.op import Op
 from jitkern.service.build import CallBuilder, Outcome
 from jitkern.service.build_queue import BuildQueue
 from jitkern.service.call_log import CallLog
-from jitkern.service.catalog import BundleDirectory, Catalog
+from jitkern.service.catalog import Catalog
 from jitkern.service.metrics import Metrics
 from jitkern.service.request import Asked
 
@@ -94,9 +94,9 @@ class Server(ThreadingHTTPServer):
             undo.callback(self.server_close)
             self._folder = tempfile.TemporaryDirectory(prefix="jitkern-serve-")
             undo.callback(self._folder.cleanup)
-            self.bundles = BundleDirectory(Path(self._folder.name))
-            build = CallBuilder(self.ops, self.bundles.folder, key)
-            self.catalog = Catalog(cache, names_of(ops), self.bundles, key)
+            folder = Path(self._folder.name)
+            build = CallBuilder(self.ops, folder, key)
+            self.catalog = Catalog(cache, names_of(ops), folder, key)
             self.builds = BuildQueue(build, jobs, MOST_WAITING, self._note)
             undo.callback(self.builds.close)
             undo.pop_all()

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import threading
+import types
 
 import pytest
 from clients import HERE, MACHINE, VEC_ADD, Client, at_once, figures, line, tensor
@@ -14,6 +15,7 @@ from helpers import LONGEST
 
 import jitkern.ops
 from jitkern import cache_tools, jit
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle as bundles
 from jitkern.cache_tools.signing import keygen
 from jitkern.files import signature
@@ -252,7 +254,8 @@ def test_an_index_is_whole_while_entries_come(serve):
 
 def test_files_that_no_index_names_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "MOST_BYTES", 100)
-    files = catalog.BundleDirectory(tmp_path)
+    files = catalog.Catalog(Cache(tmp_path / "cache"), (), tmp_path, None)
+    files.known["a machine"] = types.SimpleNamespace(named={"1.tar"})
 
     def there():
         return sorted(path.name for path in tmp_path.glob("*.tar"))
@@ -263,17 +266,18 @@ def test_files_that_no_index_names_are_bounded(tmp_path, monkeypatch):
 
     for number in range(8):
         add(number, 40)
-        files.sweep(["1.tar"])
+        files.sweep()
     assert there() == ["1.tar", "6.tar", "7.tar"]
     with files.opened("6.tar") as kept:  # so it is no longer the one that goes first
         add(8, 40)
-        files.sweep(["1.tar"])
+        files.sweep()
         assert there() == ["1.tar", "6.tar", "8.tar"]
         add(9, 9000)
         os.utime(tmp_path / "9.tar")
-        files.sweep(["1.tar"])
+        files.sweep()
         assert kept.read() == bytes(40)  # who reads a file reads it to its end
     assert there() == ["1.tar", "9.tar"]
     add(10, 90)
-    files.sweep([])
+    files.known.clear()
+    files.sweep()
     assert there() == ["9.tar"] and files.opened("1.tar") is None

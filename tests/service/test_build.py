@@ -62,7 +62,7 @@ def test_an_evicted_bundle_is_built_again_the_same(serve):
     first = client.build(VEC_ADD)
     assert client.build(VEC_ADD.replace(",", ", ")).body == first.body  # the same call
     assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 1
-    for path in server.bundles.folder.glob("*.tar"):
+    for path in server.catalog.folder.glob("*.tar"):
         path.unlink()
     assert client.build(VEC_ADD).body == first.body
     found = metrics(client)
@@ -233,11 +233,11 @@ def test_a_long_build_is_202_and_then_found_where_it_says(gated, monkeypatch):
     place = first.headers["Location"]
     assert client.get(place).status == 202
     assert client.build(VEC_ADD).headers["Location"] == place  # the same build
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     monkeypatch.setattr(room.Server, "patience", 600.0)
     assert client.get(place)[::2] == (200, b"bundle")
     assert client.build(VEC_ADD)[::2] == (200, b"bundle")
-    assert len([*server.bundles.folder.glob("begun-*")]) == 1
+    assert len([*server.catalog.folder.glob("begun-*")]) == 1
     assert client.get(f"/v1/build/{'0' * 64}").status == 404
 
 
@@ -258,7 +258,7 @@ def test_a_full_queue_is_429(gated, monkeypatch):
     assert client.build(calls[1]).status == 202  # whoever asks for the same waits with the others
     answer = client.build(calls[4])
     assert (answer.headers["Retry-After"], answer.json["reason"]) == ("5", "2 builds wait already")
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     monkeypatch.setattr(room.Server, "patience", 600.0)
     assert {client.build(call).status for call in calls[:3]} == {200}
 
@@ -268,23 +268,23 @@ def test_a_worker_that_dies_or_hangs_is_422_and_replaced(gated, monkeypatch):
     monkeypatch.setattr(room.Server, "modules", {}, raising=False)
     server = gated(jobs=1)
     server.ops = {**server.ops, "x::dies": None}
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     client = Client(server.url)
     answer = client.build(line("x::dies"))
     assert (answer.status, "SIGKILL" in answer.json["reason"]) == (422, True)
     assert client.build(VEC_ADD).status == 200
-    (server.bundles.folder / "open").unlink()
+    (server.catalog.folder / "open").unlink()
     longest, server.builds.longest = server.builds.longest, 0.2
     answer = client.build(line("jitkern::vec_add", tensor(3), tensor(3)))
     assert (answer.status, "took more than" in answer.json["reason"]) == (422, True)
     server.builds.longest = longest
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     assert client.build(line("jitkern::vec_add", tensor(4), tensor(4))).status == 200
 
 
 def test_old_outcomes_are_forgotten(gated, monkeypatch):
     server = gated()
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     client = Client(server.url)
     client.build(VEC_ADD)
     monkeypatch.setattr(build_queue, "KEPT", -1.0)

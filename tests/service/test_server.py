@@ -176,11 +176,11 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
 def test_who_reads_slowly_is_left(serve, monkeypatch):
     monkeypatch.setattr(handler, "SLOWEST", 1e12)
     server = serve()
-    (server.bundles.folder / "large.tar").write_bytes(bytes(64 << 20))
+    (server.catalog.folder / "large.tar").write_bytes(bytes(64 << 20))
 
     def bundle(*_):
         monkeypatch.setattr(handler, "READING", 0.2)  # the request itself was read
-        return server.bundles.opened("large.tar")
+        return server.catalog.opened("large.tar")
 
     server.catalog.bundle = bundle
     with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
@@ -258,14 +258,14 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     drain = threading.Thread(target=server.drain, args=(600.0,))
     drain.start()
     threads[1].join(LONGEST)
-    (server.bundles.folder / "open").touch()
+    (server.catalog.folder / "open").touch()
     for thread in (*threads, drain):
         thread.join(LONGEST)
     assert answers[1][::2] == (200, b"bundle")
     assert (answers[2].status, answers[2].headers["Retry-After"]) == (503, "5")
     with pytest.raises(ConnectionError):
         Client(url).get("/healthz")
-    assert not server.bundles.folder.exists()
+    assert not server.catalog.folder.exists()
 
 
 def end(worker):
@@ -278,7 +278,7 @@ def drained_in_a_build(server):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
     thread.start()
-    until(lambda: [*server.bundles.folder.glob("begun-*")])
+    until(lambda: [*server.catalog.folder.glob("begun-*")])
     server.drain(0.1)
     thread.join(LONGEST)
     return answers
