@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1007,
     "cache": 1913,
     "source": 3487,
-    "cache_tools": 1832,
+    "cache_tools": 1806,
     "remote": 2311,
     "calls": 727,
     "compilers": 5427,
@@ -49,7 +49,7 @@ BUDGETS = {
     "devtools": 703,
     "inference": 40,
     "service": 1372,
-    "cli": 3294,
+    "cli": 3283,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from jitkern import config, jit, testing
-from jitkern.cache_tools import disk, health
+from jitkern.cache_tools import health
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
@@ -397,8 +397,8 @@ def test_the_longest_mount_point_names_the_file_system(path, kind):
         ("/twice", "tmpfs"),
     ]
     text = "".join(LINE.format(*mount) for mount in mounts)
-    assert disk.file_system(Path(path), text) == kind
-    assert disk.file_system(Path(path), "\nodd\n1 2 3 - x\n") == "unknown"
+    assert health.file_system(Path(path), text) == kind
+    assert health.file_system(Path(path), "\nodd\n1 2 3 - x\n") == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_the_longest_mount_point_names_the_file_system(path, kind):
 def test_a_network_file_system_is_a_warning(root, tmp_path, monkeypatch, kind):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(LINE.format("/", "ext4") + LINE.format(root, kind))
-    monkeypatch.setattr(disk, "MOUNTS", mounts)
+    monkeypatch.setattr(health, "MOUNTS", mounts)
     check = looked()["cache file system"]
     if kind in ("xfs", "fuse.fuse-overlayfs"):
         assert check == health.Check("cache file system", ok=True, value=kind)
@@ -417,7 +417,7 @@ def test_a_network_file_system_is_a_warning(root, tmp_path, monkeypatch, kind):
 
 
 def test_without_proc_the_file_system_is_unknown(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(health, "MOUNTS", tmp_path / "none")
     check = looked()["cache file system"]
     assert check.ok and check.value.startswith("unknown: ")
 

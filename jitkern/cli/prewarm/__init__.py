@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import config, prewarming
+from jitkern import config, jit, prewarming, remote
+from jitkern.cache_tools.check import human_bytes
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import YELLOW, Progress, print_json, say
 from jitkern.cli.parser import UsageError, at_least_one
-from jitkern.cli.prewarm.push import push
 from jitkern.cli.prewarm.report import Failures, print_ops, print_rows
-from jitkern.cli.remote.connection import pushable
+from jitkern.cli.remote.connection import pushable, telling
+from jitkern.prewarming.tasks import Group, Result, entries_of
+from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE
 
 
@@ -115,11 +119,8 @@ def run(args: argparse.Namespace) -> int:
     told = {}
     if store:
         groups = prewarming.api.groups_of(wanted, targets) if args.shard[1] > 1 else []
-        told = {"pushed": store.url, "uploaded": push(store, key, results, groups)}
-    results += [
-        prewarming.tasks.Result(name, "", "", "failed", reason=reason)
-        for name, reason in broken.items()
-    ]
+        told = {"pushed": store.url, "uploaded": _push(store, key, results, groups)}
+    results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -147,6 +148,35 @@ def run(args: argparse.Namespace) -> int:
             f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
         )
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
+
+
+def _push(
+    store: Store, key: Path | None, results: Iterable[Result], groups: Sequence[Group]
+) -> int:
+    """Push what was built or found; return the bytes that were sent. Raises JitkernError.
+
+    key: the private key that signs it, or None. groups: of a part of a prewarm, those of all parts,
+    which count as one push: an index keeps the last few pushes alone.
+    """
+    part_of = prewarming.shards.name_of(groups) if groups else ""
+    entries = entries_of(results)
+    if not entries:
+        say("nothing was built or found, so nothing is pushed", code=YELLOW)
+        return 0
+    with telling(store):
+        pushed = remote.publish.push(
+            jit.open_cache(), entries, store,
+            key=key, unsigned=key is None, part_of=part_of,
+        )  # fmt: skip
+    sent = sum(done.uploaded for done in pushed)
+    print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
+    if key is None:
+        say(
+            "what was pushed is not signed: machines use it only if `trusted_remotes` in their "
+            "settings file names the URL; --key FILE signs it",
+            code=YELLOW,
+        )
+    return sent
 
 
 def _check(args: argparse.Namespace) -> None:
