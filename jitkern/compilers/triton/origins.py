@@ -16,7 +16,6 @@ from jitkern.compilers.triton.own_modules import (
     OwnText,
     Part,
     is_tritons,
-    path_of,
     refusal,
 )
 from jitkern.source.global_names import code_names
@@ -36,7 +35,7 @@ class Origins:
 
         Raises TypeError for a value that follows from data outside of the key, and NeedsTorch.
         """
-        path = path_of(names)
+        path = self._modules.path_of(names)
         if name.startswith("__") or (path, name) in self.used:
             return
         text = self._modules.texts.get(path)
@@ -72,7 +71,7 @@ class Origins:
             if not isinstance(module, ModuleType):
                 return
             names = vars(module)
-            if text := self._modules.texts.get(path_of(names)):
+            if text := self._modules.texts.get(self._modules.path_of(names)):
                 text.run_once()
 
 

@@ -14,6 +14,7 @@ import ast
 import builtins
 import contextlib
 import dis
+import functools
 import importlib
 import importlib.util
 import io
@@ -81,12 +82,13 @@ class OwnModules:
     """
 
     def __init__(self, covered: Iterable[str], beside: str = "") -> None:
-        self._covered = {os.path.realpath(path) for path in covered}
+        self._covered = {*covered}
         self._beside = [beside] if beside else []
         self._specs: dict[str, ModuleSpec] = {}
+        self.real_path = functools.cache(os.path.realpath)
+        self._is_fresh = False  # whether folders were read anew
         self.texts: dict[str, OwnText] = {}
         self.is_free = False  # whether texts see all that an import sees
-        importlib.invalidate_caches()
 
     def hold(self) -> bool:
         """Return whether the files still have the texts that the modules were made from."""
@@ -109,7 +111,7 @@ class OwnModules:
         if full in sys.modules:
             return self.seen(sys.modules[full])
         spec, top = self.spec(full), full.partition(".")[0]
-        if spec and os.path.realpath(spec.origin or "") in self._covered:
+        if spec and self.real_path(spec.origin or "") in self._covered:
             return self._text(full, str(spec.origin)).module
         is_light = top in sys.stdlib_module_names or top in _FOLLOWED - {"torch"}
         if is_light or top in sys.modules or self.is_free:
@@ -122,16 +124,25 @@ class OwnModules:
 
     def seen(self, module: ModuleType) -> Any:
         """Return a module that was imported as statements see it."""
-        path = getattr(module, "__file__", None) or ""
-        if os.path.realpath(path) in self._covered:
-            return self._text(module.__name__, path).module
+        if self.path_of(vars(module)) in self._covered:
+            return self._text(module.__name__, str(module.__file__)).module
         pure = module.__name__.partition(".")[0] in PURE | {"packaging"}
         return module if pure or self.is_free else Part(self, module.__name__)
 
+    def path_of(self, names: dict[str, Any]) -> str:
+        """Return the file of a module with these names."""
+        return self.real_path(names.get("__file__") or "")
+
     def spec(self, name: str) -> ModuleSpec | None:
         """Return where a module lies, for which none is imported; None if there is none."""
-        if name not in self._specs and (found := self._found(name)):
-            self._specs[name] = found
+        if name not in self._specs:
+            found = self._found(name)
+            if not found and not self._is_fresh:  # a file may be as new as the list of its folder
+                self._is_fresh = True
+                importlib.invalidate_caches()
+                found = self._found(name)
+            if found:
+                self._specs[name] = found
         return self._specs.get(name)
 
     def _found(self, name: str) -> ModuleSpec | None:
@@ -177,7 +188,7 @@ class OwnModules:
                 names[name] = value
 
     def _text(self, name: str, path: str) -> OwnText:
-        file = os.path.realpath(path)
+        file = self.real_path(path)
         if file not in self.texts:
             self.texts[file] = OwnText(self, name, path)
         return self.texts[file]
@@ -347,7 +358,7 @@ class OwnText(PythonText):
         found = self._modules.imported(relative, self.names["__package__"])
         if not fromlist:
             return self._modules.imported(name.partition(".")[0])
-        if own := self._modules.texts.get(path_of(vars(found))):
+        if own := self._modules.texts.get(self._modules.path_of(vars(found))):
             if "*" in fromlist:
                 own.run_once()
         elif "*" in fromlist and isinstance(found, Part):
@@ -463,11 +474,6 @@ def refusal(full: str, value: Any, origin: str) -> NotCovered | None:
     if top in _FOLLOWED or full in _OF_THE_KEY:
         return None
     return NotCovered(full, "" if top in sys.stdlib_module_names else origin)
-
-
-def path_of(names: dict[str, Any]) -> str:
-    """Return the file of a module with these names."""
-    return os.path.realpath(names.get("__file__") or "")
 
 
 def is_tritons(value: Any) -> bool:

@@ -34,6 +34,7 @@ from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
 IDLE = 300.0  # seconds
+_READ = (".cubin", ".json", ".ptx")  # the stages of a compile that are read
 _modules: dict[tuple[str, ...], OwnModules] = {}  # of each kernel's file
 
 
@@ -164,7 +165,10 @@ def _language_of(fn: Any) -> Any:
 
 
 class _Stages:
-    """Takes the place of Triton's cache, and has only what the stages of one compile write."""
+    """Takes the place of Triton's cache, and has what is read of the stages of one compile.
+
+    Triton prints a stage to write it, so none is written that nobody reads.
+    """
 
     def __init__(self, folder: Path, _key: str, **_: bool) -> None:
         folder.mkdir(exist_ok=True)
@@ -175,6 +179,10 @@ class _Stages:
         return str(path) if path.is_file() else None
 
     def put(self, data: Any, name: str, binary: bool = True) -> str:  # noqa: FBT001, FBT002  as Triton calls it
+        from triton import knobs
+
+        if not name.endswith(_READ) and not knobs.compilation.use_ir_loc:
+            return os.devnull
         path = self._folder / name
         path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
         return str(path)
