@@ -302,23 +302,23 @@ class _Modules:
 
     def files(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield (label, path, content) of each file."""
-        folder = Path(self._source.folder)
-        queue = [*self._source.paths, *(Path(folder, file) for file in self._source.others)]
-        visited: set[Path] = set()
+        folder = self._source.folder
+        queue = [*map(str, self._source.paths)]
+        queue += [os.path.join(folder, file) for file in self._source.others]  # noqa: PTH118
         while queue:
             path = queue.pop()
-            if path in visited:
+            if path in self.named:
                 continue
-            visited.add(path)
-            self.named.add(str(path))
-            data = path.read_bytes()
-            yield Path(os.path.relpath(path, folder)).as_posix(), str(path.resolve()), data
+            self.named.add(path)
+            data = Path(path).read_bytes()
+            label = os.path.relpath(path, folder).replace(os.sep, "/")
+            yield label, os.path.realpath(path), data
             for module in _imported(data):
                 for candidate in _module_files(self._source, path, module):
-                    if candidate.is_file():
+                    if os.path.isfile(candidate):  # noqa: PTH113  most are not
                         queue.append(candidate)
                     else:
-                        self.absent.add(str(candidate))
+                        self.absent.add(candidate)
 
 
 @functools.lru_cache(maxsize=256)
@@ -339,14 +339,14 @@ def _imported(text: bytes) -> list[tuple[int, str]]:
     return modules
 
 
-def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> list[Path]:
+def _module_files(source: Source, importer: str, module: tuple[int, str]) -> list[str]:
     """The paths that a module of the source's package may lie at; none for other packages."""
     level, name = module
     parts = name.split(".") if name else []
     if parts[:1] == ["jitkern"] and parts[1:2] != ["kernels_src"]:
         return []  # jitkern itself is told by its version
     if level:
-        base = importer.parents[level - 1]
+        base = os.path.join(importer, *[".."] * level)  # noqa: PTH118  texts import dozens
     else:
         package = source.package.split(".") if source.package else []
         shared = next(
@@ -355,8 +355,8 @@ def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> li
         )
         if package and not shared:
             return []
-        beside = source.paths[0].parent if package else Path(source.folder)
-        base = beside.joinpath(*[".."] * (len(package) - shared))
+        beside = str(source.paths[0].parent) if package else source.folder
+        base = os.path.join(beside, *[".."] * (len(package) - shared))  # noqa: PTH118
         parts = parts[shared:]
-    stem = Path(os.path.normpath(base.joinpath(*parts)))
-    return [stem.with_name(stem.name + ".py"), stem / "__init__.py"]
+    stem = os.path.normpath(os.path.join(base, *parts))  # noqa: PTH118
+    return [f"{stem}.py", os.path.join(stem, "__init__.py")]  # noqa: PTH118
