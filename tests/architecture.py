@@ -34,7 +34,7 @@ BUDGETS = {
     "cache_tools": 1806,
     "remote": 2311,
     "calls": 727,
-    "compilers": 5440,
+    "compilers": 5439,
     "loading": 650,
     "jit": 785,
     "adopt": 1480,

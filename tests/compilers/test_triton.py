@@ -582,6 +582,7 @@ def test_a_worker_that_died_is_an_error_with_its_status(build, tmp_path):
 
 def test_no_triton_says_what_to_install(build, monkeypatch):
     monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiler, "workers", threading.local())
     with pytest.raises(CompilerNotFound, match="pip install triton"):
         build()
 

@@ -41,7 +41,6 @@ def identity() -> dict[str, str]:
 
 def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
     """Do what `Compiler.compile` promises."""
-    compiler = identity()
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
     request: dict[str, Any] = {
@@ -58,11 +57,11 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         output = f"{answer['error']}\n\n{answer.get('log', '')}"
         if re.search(_UNKNOWN_ARCH, output):
             raise TargetError(
-                f"{variant.op}: Triton {compiler['version']} cannot build for {target}: its "
-                f"ptxas does not know {target.arch}"
+                f"{variant.op}: Triton {answer['compiler']['version']} cannot build for {target}: "
+                f"its ptxas does not know {target.arch}"
             )
         raise compile_error(variant, target, command, output)
-    return Built(compiler, answer["meta"])
+    return Built(answer["compiler"], answer["meta"])
 
 
 def _command() -> list[str]:
@@ -79,6 +78,7 @@ class TritonProcess:
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.compiler = identity()
         self.environment = environment
         self.owner = os.getpid()
         self._child = Child(
@@ -112,8 +112,7 @@ class TritonProcess:
         if not line.endswith("\n"):  # the worker died, maybe within its answer
             self.close()
             return self.process.returncode
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return {"compiler": self.compiler, **json.loads(line)}
 
 
 def _end(child: Child) -> None:

@@ -85,7 +85,7 @@ class OwnModules:
         self._covered = {*covered}
         self._beside = [beside] if beside else []
         self._specs: dict[str, ModuleSpec] = {}
-        self.real_path = functools.cache(os.path.realpath)
+        self.real_path: Callable[[str], str] = functools.cache(os.path.realpath)
         self._is_fresh = False  # whether folders were read anew
         self.texts: dict[str, OwnText] = {}
         self.is_free = False  # whether texts see all that an import sees

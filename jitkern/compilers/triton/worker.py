@@ -6,7 +6,6 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import json
@@ -34,7 +33,6 @@ from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
 IDLE = 300.0  # seconds
-_READ = (".cubin", ".json", ".ptx")  # the stages of a compile that are read
 _modules: dict[tuple[str, ...], OwnModules] = {}  # of each kernel's file
 
 
@@ -103,7 +101,7 @@ def _compile(
     import triton
     from triton.backends.compiler import GPUTarget
 
-    triton.knobs.cache.manager_class = functools.partial(_Stages, staging / "build")
+    triton.knobs.cache.manager_class = stages = _Stages(staging)
     triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
     # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
     triton.runtime.cache.triton_key = lambda: triton.__version__
@@ -143,14 +141,15 @@ def _compile(
     options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
     with modules.as_imported():
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    (staging / "metadata.json").unlink()
     folder = os.path.realpath(variant.source.folder)
     used = [
         (os.path.relpath(path, folder), name, text)
         for (path, name), value in origins.used.items()
         if (text := triton_globals.text_of(value))
     ]
-    return {**_meta(kernel, parameters, log.getvalue()), **({"globals": used} if used else {})}
+    meta = _meta(kernel.metadata, stages.ptx, parameters, log.getvalue())
+    return {**meta, **({"globals": used} if used else {})}
 
 
 def _language_of(fn: Any) -> Any:
@@ -165,27 +164,29 @@ def _language_of(fn: Any) -> Any:
 
 
 class _Stages:
-    """Takes the place of Triton's cache, and has what is read of the stages of one compile.
+    """Takes the place of Triton's cache, and keeps what is read of the stages of one compile.
 
-    Triton prints a stage to write it, so none is written that nobody reads.
+    Triton prints a stage to write it, so no other is written.
     """
 
-    def __init__(self, folder: Path, _key: str, **_: bool) -> None:
-        folder.mkdir(exist_ok=True)
-        self._folder = folder
+    def __init__(self, staging: Path) -> None:
+        self._paths = {"cubin": staging / "kernel.cubin", "json": staging / "metadata.json"}
+        self.ptx = ""
 
-    def get_file(self, name: str) -> str | None:
-        path = self._folder / name
-        return str(path) if path.is_file() else None
+    def __call__(self, _key: str, **_: bool) -> _Stages:
+        return self
+
+    def get_file(self, name: str) -> None:
+        """Return the path of a stage that was kept: none."""
 
     def put(self, data: Any, name: str, binary: bool = True) -> str:  # noqa: FBT001, FBT002  as Triton calls it
-        from triton import knobs
-
-        if not name.endswith(_READ) and not knobs.compilation.use_ir_loc:
+        stage = name.rpartition(".")[2]
+        if stage == "ptx":
+            self.ptx = data
+        if stage not in self._paths:
             return os.devnull
-        path = self._folder / name
-        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
-        return str(path)
+        self._paths[stage].write_bytes(data if isinstance(data, bytes) else data.encode())
+        return str(self._paths[stage])
 
     def get_group(self, name: str) -> None:
         """Return what was compiled before: nothing."""
@@ -206,8 +207,7 @@ def _check_annotation(parameter: Any, passed: str) -> None:
         )
 
 
-def _meta(kernel: Any, parameters: list[str], log: str) -> dict[str, Any]:
-    metadata, assembly = kernel.metadata, kernel.asm["ptx"]
+def _meta(metadata: Any, assembly: str, parameters: list[str], log: str) -> dict[str, Any]:
     trailing = ptx.parameter_count(assembly, metadata.name) - len(parameters)
     sizes = [
         getattr(metadata, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")
