@@ -113,8 +113,8 @@ def contenders(device: str) -> Iterator[Contender]:
 def _differentiable() -> Any:
     """vec_add's kernels and launch functions under an op that has a gradient."""
     from jitkern.calls.signature import Signature
-    from jitkern.op.all_ops import OPS
-    from jitkern.op.op import Declaration, Op
+    from jitkern.op.declaration import Declaration
+    from jitkern.op.op import OPS, Op
 
     vec_add = OPS["jitkern::vec_add"]
     signature = Signature("benches::differentiable(Tensor x, Tensor y) -> Tensor")

@@ -20,8 +20,9 @@ from torch.nn import functional
 from benches import common
 from benches.kinds import synchronize
 from jitkern import jit
-from jitkern.op import autograd, recorder
-from jitkern.runtime import binding, specializer
+from jitkern.config import background
+from jitkern.op import recorder, recording
+from jitkern.runtime import binding
 from jitkern.target import Target
 
 CALLS = 300
@@ -90,8 +91,8 @@ def measured(device: str, rounds: int) -> dict[str, list[float]]:
                 both()
             timers.append((whose, f"{whose}.{name}.forward", timeit.Timer(function)))
             timers.append((whose, f"{whose}.{name}.both", timeit.Timer(both)))
-    specializer.settle()  # the node, too
-    assert autograd.CPP_RECORDER.recorder, "the node is not in the cache"
+    background.settle()  # the node, too
+    assert recording.cpp, "the node is not in the cache"
     times: dict[str, list[float]] = {name: [] for _, name, _ in timers}
     for _ in range(rounds + 1):
         for whose, name, timer in timers:
@@ -104,13 +105,13 @@ def measured(device: str, rounds: int) -> dict[str, list[float]]:
 
 def by_python(python: bool) -> None:  # noqa: FBT001
     """Let Python record the calls of all ops, or the C++ node."""
-    node, runtime = autograd.CPP_RECORDER.recorder, binding.runtime()
+    node, runtime = recording.cpp, binding.runtime()
     assert node and runtime
-    for recorded in autograd.ALL:
-        if not python:
-            node.follow(recorded)
-        elif recorded.slot is not None:
-            runtime.record(recorded.slot, node.record, 0)
+    for slot in recording.GRADIENTS:
+        if python:
+            runtime.record(slot, node.record, 0)
+        else:
+            recorder.follow(node, slot)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jitkern.calls.signature import Signature
 from jitkern.config import hide_internal_frames
 from jitkern.errors import DeclarationError
-from jitkern.op.all_ops import OPS, attach, discover, registering
-from jitkern.op.op import Declaration, Op
+from jitkern.op.all_ops import attach, discover, registering
+from jitkern.op.declaration import Declaration
+from jitkern.op.op import OPS, Op
 from jitkern.source.kinds import (
     SOURCES,
     Cpp,

@@ -13,7 +13,8 @@ from jitkern.cli import main
 from jitkern.compilers import COMPILERS, Compiler, compiler_for, cpp
 from jitkern.config import Config
 from jitkern.declare import discover, kernel
-from jitkern.op.all_ops import OPS, all_ops
+from jitkern.op.all_ops import all_ops
+from jitkern.op.op import OPS
 from jitkern.source.kinds import SOURCES, Cpp, Generated, Variant
 from jitkern.target import Target
 

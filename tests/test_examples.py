@@ -17,7 +17,7 @@ from helpers import REPOSITORY
 from jitkern import jit
 from jitkern.compilers.cuda import toolkit
 from jitkern.declare import discover
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.source.kinds import Variant
 
 EXAMPLE = REPOSITORY / "examples" / "from_cuda_extension"

@@ -43,7 +43,7 @@ class Signature:
     """The schema of an op, read once. It does not change.
 
     name, schema: the op's qualified name, and the text with this name.
-    arguments: the arguments as Torch describes them.
+    arguments, returns: as Torch describes them.
     parameters: the arguments as C takes them; None if C cannot pass them or the results.
     changed: position and name of each argument that the op changes.
     outputs: the names of the results: `out`, or `out0`, …, where the schema names none.
@@ -57,6 +57,7 @@ class Signature:
         parsed = _parse(self.schema)
         self.name: str = parsed.name
         self.arguments: list[Any] = parsed.arguments
+        self.returns: list[Any] = parsed.returns
         self._names = [argument.name for argument in self.arguments]
         self._positional = sum(not argument.kwarg_only for argument in self.arguments)
         self.changed = [

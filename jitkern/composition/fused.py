@@ -32,9 +32,9 @@ from jitkern.composition.promotion import NUMBER, kinds_of, program_of
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuning
-from jitkern.op.all_ops import OPS
+from jitkern.op.declaration import Declaration
 from jitkern.op.gradient import spec_of
-from jitkern.op.op import Declaration, Op
+from jitkern.op.op import OPS, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
 

@@ -22,8 +22,9 @@ from jitkern.composition.kernel_texts import cpp_text, cuda_text
 from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
 from jitkern.declare import MAX_NAME, registered
-from jitkern.op.all_ops import ANNOUNCED, OPS
-from jitkern.op.op import Declaration, Op
+from jitkern.op.all_ops import ANNOUNCED
+from jitkern.op.declaration import Declaration
+from jitkern.op.op import OPS, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
 
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")

@@ -24,7 +24,8 @@ from jitkern.composition.promotion import promoted
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
-from jitkern.op.op import Declaration, Op
+from jitkern.op.declaration import Declaration
+from jitkern.op.op import Op
 from jitkern.source import texts, triton_decorators, triton_function
 from jitkern.source.kinds import Triton
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         autograd_functions as autograd_functions,
         backend as backend,
         compile_cache_key as compile_cache_key,
+        declaration as declaration,
         dispatch as dispatch,
         gradient as gradient,
         needed_kernels as needed_kernels,

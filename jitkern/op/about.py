@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 if TYPE_CHECKING:
-    from jitkern.op.op import Op
+    from jitkern.op.declaration import DeclaredOp
 
 _TYPES = {
     "Tensor": torch.Tensor, "int": int, "SymInt": int, "float": float, "bool": bool, "str": str,
@@ -20,7 +20,7 @@ _TYPES = {
 _AROUND: dict[str, Any] = {"Optional": Optional, "List": list}
 
 
-def signature(op: Op) -> inspect.Signature:
+def signature(op: DeclaredOp) -> inspect.Signature:
     """Return the parameters of an op as its schema has them."""
     parameters = [
         inspect.Parameter(
@@ -33,7 +33,7 @@ def signature(op: Op) -> inspect.Signature:
         )
         for argument in op.signature.arguments
     ]  # fmt: skip
-    returns = [_annotation(str(value.real_type)) for value in op.overload._schema.returns]
+    returns = [_annotation(str(value.real_type)) for value in op.signature.returns]
     if len(returns) != 1:
         returns = [types.GenericAlias(tuple, tuple(returns)) if returns else None]
     return inspect.Signature(parameters, return_annotation=returns[0])
@@ -47,7 +47,7 @@ def _annotation(text: str) -> Any:
     return _TYPES.get(text, Any)
 
 
-def doc(op: Op) -> str:
+def doc(op: DeclaredOp) -> str:
     """Return the docstring of an op: what its author wrote, then its schema and its sources.
 
     The author's words are those of the reference, else those of the module that declares the op.

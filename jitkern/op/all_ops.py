@@ -24,30 +24,8 @@ from jitkern import (
 if TYPE_CHECKING:
     from jitkern.op.op import Op
 
-OPS: dict[str, Op] = {}
 ANNOUNCED: dict[str, Callable[[], object]] = {}  # packages, with what declares all of their ops
 registering = threading.local()  # `op`: Torch asks its namespace for an op that is not there yet
-
-
-def key_compile_caches() -> None:
-    """Add a digest of all ops, taken when a graph is compiled, to Torch's cache keys.
-
-    The caches of torch.compile key a graph by the names of the ops in it (pytorch#144344): after an
-    edit they would serve a graph with the old backward, fake or reference of an op. So the digest
-    is added to `torch.compiler.config.cache_key_tag`, which is in the keys of all graphs; a tag of
-    the user's is kept.
-    """
-    settings = torch.compiler.config
-    kind: Any = type(settings)  # a class of this one module
-    if "cache_key_tag" not in getattr(settings, "_config", {}):
-        return  # a Torch that has no such tag
-    before = kind.__dict__.get("cache_key_tag")
-
-    def tag(self: Any) -> str:
-        value = before.fget(self) if before else self.__getattr__("cache_key_tag")
-        return f"{value}:{room.compile_cache_key.digest(OPS)}" if OPS else str(value)
-
-    kind.cache_key_tag = property(tag)
 
 
 def discover(package: str) -> list[Op]:
@@ -56,12 +34,12 @@ def discover(package: str) -> list[Op]:
     Returns the declared ops, sorted by name.
     """
     paths = importlib.import_module(package).__path__
-    before, modules = set(OPS), set()
+    before, modules = set(room.op.OPS), set()
     for root in paths:
         for folders in _folders_of_kernels(root):
             modules.add(".".join((package, *folders, "kernel")))
             importlib.import_module(".".join((package, *folders, "kernel")))
-    ops = (op for op in OPS.values() if op.name not in before or op.module in modules)
+    ops = (op for op in room.op.OPS.values() if op.name not in before or op.module in modules)
     return sorted(ops, key=lambda op: op.name)
 
 
@@ -79,11 +57,11 @@ def attach(
     def found(name: str) -> Op | None:
         op = f"{namespace}::{name}"
         for folder in _folders_for(package, name):
-            if op not in OPS:
+            if op not in room.op.OPS:
                 importlib.import_module(f"{package}.{folder}.kernel")
-        if op not in OPS:
+        if op not in room.op.OPS:
             discover(package)
-        return OPS.get(op)
+        return room.op.OPS.get(op)
 
     def attribute(name: str) -> Op:
         op = None if name.startswith("__") else found(name)
@@ -150,7 +128,7 @@ def all_ops() -> dict[str, Op]:
     for package in [*ANNOUNCED]:
         ANNOUNCED[package]()
         del ANNOUNCED[package]
-    return OPS
+    return room.op.OPS
 
 
 def ops_named(name: str) -> list[Op]:

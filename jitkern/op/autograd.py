@@ -14,8 +14,7 @@ from jitkern.op import recording
 from jitkern.op.recording import RECORDED, plainly_on
 
 if TYPE_CHECKING:
-    from jitkern.op.gradient import Gradient
-    from jitkern.op.op import Op
+    from jitkern.op.declaration import DeclaredOp
 
 
 class Autograd:
@@ -30,30 +29,27 @@ class Autograd:
     4. a node that raises when a backward pass comes to it.
 
     slot: the op's slot in the launch runtime at this key; None if Python serves all calls.
-    by_c: whether C++ could record calls with the present gradient; None if nobody has asked.
     """
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: DeclaredOp) -> None:
         self.op = op
-        self.gradient: Gradient | None = None
         self.slot: int | None = None
-        self.by_c: bool | None = None
-        recording.ALL.append(self)
 
-    def differentiate(self, gradient: Gradient | None) -> None:
-        """Record calls with this gradient from now on."""
-        self.gradient, self.by_c = gradient, None
-        if recording.cpp:
-            recording.cpp.follow(self)
+    def follow_gradient(self) -> None:
+        """Record calls with the op's present gradient from now on."""
+        if self.slot is not None:
+            recording.GRADIENTS[self.slot] = self.op.gradient
+            if recording.cpp:
+                room.recorder.follow(recording.cpp, self.slot)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):
             if device is not RECORDED:
                 with torch._C._AutoDispatchBelowAutograd():
                     return self.op.backends[device](*args)
-            gradient = self.gradient
+            gradient = self.op.gradient
             if gradient is not None and gradient.order:
-                room.recorder.count(self)
+                room.recorder.count(self.slot, gradient)
                 args, _ = self.op.signature.complete(args, {})
                 return room.autograd_functions.record(self.op, gradient, *args)
-        return room.autograd_functions.apply(self, args, kwargs)
+        return room.autograd_functions.apply(self.op, args, kwargs)

@@ -24,22 +24,21 @@ from jitkern.op.recording import DEPTH, plainly_on
 from jitkern.runtime.symbols import AUTOGRAD, symbols
 
 if TYPE_CHECKING:
-    from jitkern.op.autograd import Autograd
-    from jitkern.op.op import Op
+    from jitkern.op.declaration import DeclaredOp
 
 
-def apply(autograd: Autograd, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(op: DeclaredOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a call of an op at its Autograd key, recorded if that is needed."""
     tensors = tensors_in((*args, *kwargs.values()))
     if _forward_mode(tensors):
-        return _in_forward_mode(autograd.op, args, kwargs)
+        return _in_forward_mode(op, args, kwargs)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _recorded(autograd, tensors, args, kwargs)
+        return _recorded(op, tensors, args, kwargs)
     with torch._C._AutoDispatchBelowAutograd():
-        return autograd.op.overload(*args, **kwargs)
+        return op.overload(*args, **kwargs)
 
 
-def _in_forward_mode(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _in_forward_mode(op: DeclaredOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not op.declaration.reference:
         raise DeclarationError(
             f"{op.name}: forward-mode differentiation runs the reference of an op, and "
@@ -49,42 +48,41 @@ def _in_forward_mode(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _recorded(
-    autograd: Autograd,
+    op: DeclaredOp,
     inputs: Sequence[torch.Tensor],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Run the op, and record the call for differentiation."""
-    op, gradient = autograd.op, autograd.gradient
+    gradient = op.gradient
     if gradient is not None:
         args, kwargs = op.signature.complete(args, kwargs)
-        call = _Differentiable(autograd, gradient, {**dict(zip(gradient.inputs, args)), **kwargs})
+        call = _Differentiable(op, gradient, {**dict(zip(gradient.inputs, args)), **kwargs})
         return call.results(_apply(_Recorded, call, *call.tensors()))
     if inside_backward() and op.declaration.reference:
         return op.run_reference(*args, **kwargs)
-    return _refused(autograd, inputs, args, kwargs)
+    return _refused(op, inputs, args, kwargs)
 
 
 def _refused(
-    autograd: Autograd,
+    op: DeclaredOp,
     inputs: Sequence[torch.Tensor],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Run the op, and add nodes that raise to the graph of its results and changes."""
-    op = autograd.op
     changed = [kwargs[name] if name in kwargs else args[i] for i, name in op.signature.changed]
     changed = [tensor for tensor in tensors_in(changed) if _is_floating(tensor)]
     for tensor in changed:
         _check_changeable(op.name, tensor)
-    call = _Call(autograd, args, kwargs)
+    call = _Call(op, args, kwargs)
     results = _apply(_Returned, call, *inputs)
     for tensor in changed:
         _apply(_Changed, op, tensor, *inputs)
     return _pytree.tree_unflatten(results, call.outline)
 
 
-def _below(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _below(op: DeclaredOp, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the op itself, below Autograd."""
     DEPTH.value += 1
     try:
@@ -148,7 +146,7 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _mark(ctx: Any, op: Op, results: Sequence[Any]) -> None:
+def _mark(ctx: Any, op: DeclaredOp, results: Sequence[Any]) -> None:
     """Mark results without a gradient for Torch."""
     plain = op.declaration.nondifferentiable
     without = [
@@ -192,8 +190,8 @@ class _Differentiable:
     taken, returned: the results of `_lengths` for the inputs and the outputs.
     """
 
-    def __init__(self, autograd: Autograd, gradient: Gradient, named: dict[str, Any]) -> None:
-        self.autograd = autograd
+    def __init__(self, op: DeclaredOp, gradient: Gradient, named: dict[str, Any]) -> None:
+        self.op = op
         self.gradient = gradient
         self.named = named
         self.taken = _lengths(named[name] for name in gradient.tensors)
@@ -215,7 +213,7 @@ class _RecordedPlainly(torch.autograd.Function):
     """A node for a call without lists of an op that has a gradient, under no transform."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, gradient: Any, *args: Any) -> Any:
+    def forward(ctx: Any, op: DeclaredOp, gradient: Any, *args: Any) -> Any:
         order = gradient.order
         DEPTH.value += 1
         try:
@@ -259,7 +257,7 @@ class _Recorded:
     def forward(ctx: Any, call: _Differentiable, *tensors: Any) -> Any:
         gradient, inputs = call.gradient, _grouped(tensors, call.taken)
         named = {**call.named, **dict(zip(gradient.tensors, inputs))}
-        result = _below(call.autograd.op, (), named)
+        result = _below(call.op, (), named)
         results = [result] if len(gradient.outputs) == 1 else [*result]
         call.returned = _lengths(results)
         known = {**named, **dict(zip(gradient.outputs, results))}
@@ -273,7 +271,7 @@ class _Recorded:
         }
         ctx.outputs = [spec_of(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
-        _mark(ctx, call.autograd.op, results)
+        _mark(ctx, call.op, results)
         return result if call.returned == [None] else tuple(_flat(results))
 
     @staticmethod
@@ -296,8 +294,8 @@ def _holds_tensors(value: Any) -> bool:
 class _Call:
     """A call of an op that has no gradient. `outline`: the tree structure of its flat results."""
 
-    def __init__(self, autograd: Autograd, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.autograd = autograd
+    def __init__(self, op: DeclaredOp, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.op = op
         self.args = args
         self.kwargs = kwargs
         self.outline: Any = None
@@ -308,7 +306,7 @@ class _Refusal:
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        op: Op = ctx.op
+        op: DeclaredOp = ctx.op
         raise DeclarationError(
             f"{op.name}: a backward pass reached a call of this op, which has no gradient; "
             + (
@@ -325,10 +323,8 @@ class _Returned(_Refusal):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
-        ctx.op = call.autograd.op
-        results, call.outline = _pytree.tree_flatten(
-            _below(call.autograd.op, call.args, call.kwargs)
-        )
+        ctx.op = call.op
+        results, call.outline = _pytree.tree_flatten(_below(call.op, call.args, call.kwargs))
         _mark(ctx, ctx.op, results)
         return tuple(results)
 
@@ -337,7 +333,7 @@ class _Changed(_Refusal):
     """A node for a tensor that was changed by an op that has no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, changed: torch.Tensor, *_: Any) -> Any:
+    def forward(ctx: Any, op: DeclaredOp, changed: torch.Tensor, *_: Any) -> Any:
         ctx.op = op
         ctx.mark_dirty(changed)
         return changed

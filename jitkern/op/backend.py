@@ -15,11 +15,11 @@ from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError, LaunchError, TargetError
 from jitkern.launch.devices import Devices, Launcher
-from jitkern.source.kinds import ITSELF, Source
+from jitkern.op.declaration import DeclaredOp
+from jitkern.source.kinds import ITSELF
 
 if TYPE_CHECKING:
     from jitkern.op.dispatch import Implementation
-    from jitkern.op.op import Op
 
 _making = threading.Lock()
 after_fork(_making)
@@ -37,13 +37,12 @@ class Backend:
     the op has kernels that C could launch, on a system that allows trampolines.
     """
 
-    def __init__(self, op: Op, device: str, *, launches: bool) -> None:
+    def __init__(self, op: DeclaredOp, device: str, *, launches: bool) -> None:
         self.op = op
         self.device = device
         self.number: int | None = None
         self.launches = launches
         self.devices = Devices(op.name, device)
-        self._sorted: tuple[Any, Any, list[Source]] = None, None, []
         self._implementation: Implementation | None = None
         self._programs: runtime.programs.OpPrograms | None = None
 
@@ -59,7 +58,7 @@ class Backend:
     ) -> bool:
         """Append the next recorded program for such calls; returns whether there was one."""
         op, declaration, made = self.op, self.op.declaration, self._implementation
-        source = next(iter(self.sources), None)
+        source = next(iter(op.sources_on(self.device)), None)
         if source is None or source.runs == ITSELF or (made and made.pinned):
             return False
         if config.current().record is not None:
@@ -78,18 +77,6 @@ class Backend:
         return programs.recall(state, launcher, ordered) and runtime.binding.runtime() is not None
 
     @property
-    def sources(self) -> list[Source]:
-        """The sources for this device type, the preferred kind first."""
-        declaration, settings = self.op.declaration, config.current()
-        known, under, listed = self._sorted
-        if known is not declaration or under is not settings:
-            preferred = config.preferred()
-            declared = declaration.sources.get(self.device, ())
-            listed = sorted(declared, key=lambda source: source.kind != preferred)
-            self._sorted = declaration, settings, listed
-        return listed
-
-    @property
     def programs(self) -> runtime.programs.OpPrograms | None:
         """The op's programs in the launch runtime; None if C cannot launch its kernels."""
         if self._programs is None and self.number is not None:
@@ -99,19 +86,24 @@ class Backend:
         return self._programs
 
     @property
-    def implementation(self) -> room.dispatch.Implementation:
+    def implementation(self) -> Implementation:
         """The implementation, which runs the op."""
         programs = self.programs
         with _making:
             if self._implementation is None:
-                self._implementation = room.dispatch.Implementation(self, programs)
-        return self._implementation
+                if programs is None and self.launches:
+                    runtime.binding.say_why_not()
+                made = room.dispatch.Implementation(self.op, self.devices, programs)
+                self._implementation = made
+            return self._implementation
 
     def forget(self) -> None:
         """Forget all that was made from an earlier declaration."""
-        self.devices = Devices(self.op.name, self.device)  # whose runners know the sources
-        if self._implementation:
-            self._implementation.forget()
+        with _making:
+            self.devices = Devices(self.op.name, self.device)  # whose runners know the sources
+            made, self._implementation = self._implementation, None
+        if made:
+            made.is_current = False
         if self._programs:
             self._programs.forget()
 
@@ -126,7 +118,7 @@ class FallbackKernel:
     3. Torch's default device (`torch.set_default_device`), else the CPU.
     """
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: DeclaredOp) -> None:
         self.op = op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +152,7 @@ class Batched:
     and changed arguments. `torch.func.vmap` has another dispatch key.
     """
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: DeclaredOp) -> None:
         self.op = op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -24,15 +24,15 @@ from jitkern.errors import (
     is_ours,
     told,
 )
-from jitkern.launch.devices import Launcher
+from jitkern.launch.devices import Devices, Launcher
+from jitkern.op.declaration import DeclaredOp
 from jitkern.op.recording import recording
-from jitkern.runtime.binding import prepare, say_why_not
+from jitkern.runtime.binding import prepare
 from jitkern.runtime.programs import OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.launch.runner import Runner
-    from jitkern.op.backend import Backend
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
@@ -44,30 +44,29 @@ class Implementation:
     """The implementation of an op on one device type, for calls with all their arguments.
 
     programs: the op's in the launch runtime; None if C cannot launch its kernels.
+    is_current: whether the op's launch functions and sources are still those of its beginning. A
+    call that is under way when they change may end with the earlier result.
     """
 
-    def __init__(self, backend: Backend, programs: OpPrograms | None) -> None:
-        self.backend = backend
-        self.op = op = backend.op
+    def __init__(self, op: DeclaredOp, devices: Devices, programs: OpPrograms | None) -> None:
+        self.op = op
         self.signature = op.signature
-        self.device = backend.device
+        self.devices = devices
+        self.device = devices.type
         self.programs = programs
-        if programs is None and backend.launches:
-            say_why_not()
+        self.is_current = True
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
-        self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        generation = self._generation
-        device = self.backend.devices.device_of((*args, *kwargs.values()))
+        device = self.devices.device_of((*args, *kwargs.values()))
         if self.programs:
-            source = next(iter(self.backend.sources), None)
+            source = next(iter(self.op.sources_on(self.device)), None)
             with self._served(source, device, args, kwargs):
                 prepare()
-        result = self._compute(generation, device, args, kwargs)
+        result = self._compute(device, args, kwargs)
         if self.signature.changed:
             self._note_changes(args, kwargs)
         return result
@@ -87,15 +86,13 @@ class Implementation:
     def _versions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
         return [tensor._version for tensor in self._changed(args, kwargs)]
 
-    def _compute(
-        self, generation: int, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = config.current()
         run = self._run_told if settings.remotes else self._run
         reasons: list[JitkernError] = []
-        for source in () if self.pinned else self.backend.sources:
+        for source in () if self.pinned else self.op.sources_on(self.device):
             try:
-                result = run(generation, source, device, args, kwargs)
+                result = run(source, device, args, kwargs)
             except launch.kernels.LeftToReference:
                 return self._reference(args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
@@ -113,7 +110,7 @@ class Implementation:
         result = self._fall_back(reasons, args, kwargs)
         if settings.record is None:
             return result
-        sources = self.backend.sources
+        sources = self.op.sources_on(self.device)
         missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
         for source in (missing or sources)[:1]:
             self._record(source, args, kwargs)
@@ -140,23 +137,21 @@ class Implementation:
         def described() -> tuple[str, str]:
             ordered = op.signature.in_order(args, kwargs)
             line = calls.record.line_of(op.name, op.module, self.device, kind, ordered)
-            return line, str(self.backend.devices.target(device.index))
+            return line, str(self.devices.target(device.index))
 
         return jit.current_call.served(described)
 
     def _run_told(
-        self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
+        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         """Call `_run`; a miss inside may ask a build service for this call."""
         with self._served(source, device, args, kwargs):
-            return self._run(generation, source, device, args, kwargs)
+            return self._run(source, device, args, kwargs)
 
     def _run(
-        self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
-        op, runner = self.op, self.backend.devices.runner(source, device)
+        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        op, runner = self.op, self.devices.runner(source, device)
         tried = self.programs.serving if self.programs else frozenset()
         if source.runs == ITSELF:
             result = runner.extension(*args, **kwargs)
@@ -178,7 +173,7 @@ class Implementation:
             raise
         new = kernels.has_workspace and _share_workspaces(device)
         if self.programs and not (new and self.programs.known):  # C lacked the workspace alone
-            self._link(self.programs, generation, source, runner, args, kwargs, tried)
+            self._link(self.programs, source, runner, args, kwargs, tried)
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
@@ -195,7 +190,7 @@ class Implementation:
             e.args = (told(str(e), self.op.name, e.place),)
 
     def _launcher(self, source: Source, device: torch.device) -> Launcher:
-        target = self.backend.devices.target(device.index)
+        target = self.devices.target(device.index)
         return Launcher(self._function(source), source, target, device)
 
     def _function(self, source: Source) -> Callable[..., Any]:
@@ -203,20 +198,9 @@ class Implementation:
             self._functions[id(source)] = source, self.op.launch_function(source, self.device)
         return self._functions[id(source)][1]
 
-    def forget(self) -> None:
-        """Forget all that was made from an earlier declaration.
-
-        A call that is under way may still end with the earlier one's result.
-        """
-        self._generation += 1
-        self._functions.clear()
-        self._announced.clear()
-        self.pinned = False
-
     def _link(
         self,
         programs: OpPrograms,
-        generation: int,
         source: Source,
         runner: Runner,
         args: Sequence[Any],
@@ -232,7 +216,7 @@ class Implementation:
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
         state = programs.state_of(source, runner.device, ordered)
-        if generation != self._generation:
+        if not self.is_current:
             return  # the op was declared again while the call ran; `state` may be of the new one
         if state.is_due() and not jit.capturing():
             runtime.specializer.specialize(
@@ -260,7 +244,7 @@ class Implementation:
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
         variant = missing.variant
         assert isinstance(variant, Variant)
-        runner = self.backend.devices.runner(source, device)
+        runner = self.devices.runner(source, device)
 
         def build() -> None:
             try:
@@ -313,7 +297,7 @@ class Implementation:
         if len(reasons) == 1:
             return main_error
         listed = "".join(
-            f"\n  {source.kind}: {e}" for source, e in zip(self.backend.sources, reasons)
+            f"\n  {source.kind}: {e}" for source, e in zip(self.op.sources_on(self.device), reasons)
         )
         return type(main_error)(
             f"{self.op.name} cannot run on {self.device}:{listed}", **vars(main_error)

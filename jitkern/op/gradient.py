@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -13,6 +14,7 @@ from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError, defined_at
 
 _TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
+_RECORDED = frozenset("TtiIfFbBsS")  # kinds of arguments that recorder.cpp knows; see runtime.c
 
 
 class _Depth(threading.local):
@@ -72,16 +74,15 @@ class Gradient:
     """
 
     def __init__(
-        self, name: str, schema: Any, outputs: list[str], plain: Collection[str],
-        function: Callable[..., Any],
-    ) -> None:  # fmt: skip
-        self.name = name
+        self, signature: Signature, plain: Collection[str], function: Callable[..., Any]
+    ) -> None:
+        arguments, outputs, name = signature.arguments, signature.outputs, signature.name
+        self.signature, self.name = signature, name
         given: Any = function
         self.op: Any = given if isinstance(getattr(given, "signature", None), Signature) else None
         self.place: str = given.place if self.op else defined_at(function)
-        self._arguments = schema.arguments
-        self.inputs = [argument.name for argument in self._arguments]
-        self.tensors = [a.name for a in schema.arguments if str(a.type) in _TENSORS]
+        self.inputs = [argument.name for argument in arguments]
+        self.tensors = [a.name for a in arguments if str(a.type) in _TENSORS]
         self.outputs = outputs
         self.constants = [name for name in self.tensors if name in plain]
         with_gradient = [output for output in outputs if output not in plain]
@@ -96,12 +97,12 @@ class Gradient:
         self._flags = [(name, flags[name]) for name in self.asked if name in flags]
         self.fills = not getattr(function, "takes_none", False)
         self.partial = bool(plain) or len(self._given) < len(outputs)
-        if any(argument.is_write for argument in schema.arguments if argument.alias_info):
+        if signature.changed:
             raise DeclarationError(
                 f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
                 "call it from an autograd.Function, as under `In place` in docs/author_guide.md"
             )
-        lists = any(str(a.type) == "List[Tensor]" for a in (*schema.arguments, *schema.returns))
+        lists = any(str(a.type) == "List[Tensor]" for a in (*arguments, *signature.returns))
         self.order = ArgumentLayout(self) if not lists else None
         clash = {*self.inputs} & {*self.outputs, *self.grads, *self.needs, "needs"}
         if clash:
@@ -110,7 +111,7 @@ class Gradient:
                 "gradient, an output or a `needs` of that name; rename the argument, or name the "
                 "returns in the schema"
             )
-        if any("Tensor" in str(a.type) and a.name not in self.tensors for a in schema.arguments):
+        if any("Tensor" in str(a.type) and a.name not in self.tensors for a in arguments):
             raise DeclarationError(
                 f"{name}: {self.place}an op with a list of optional tensors cannot have a backward"
             )
@@ -160,6 +161,15 @@ class Gradient:
                 filled[place] = _filled(grads[place], outputs[place])
         return self.check(self._run(filled, needs, kept), needs, inputs)
 
+    @functools.cached_property
+    def in_cpp(self) -> bool:
+        """Whether `recorder.cpp` can record calls with this gradient."""
+        signature = self.signature
+        if self.order is None or self.partial or signature.parameters is None:
+            return False
+        kinds = {parameter.kind for parameter in signature.parameters}
+        return kinds <= _RECORDED and {*signature.results} == {"T"}
+
     def taken(self) -> list[tuple[str, int]] | None:
         """Return where each argument of `op` comes from, as `Gradient` in recorder.cpp has it.
 
@@ -169,7 +179,7 @@ class Gradient:
         assert self.op and self.order
         if "?" in self.op.signature.results:
             return None
-        types = {a.name: str(a.type) for a in self._arguments}
+        types = {a.name: str(a.type) for a in self.signature.arguments}
         found: list[tuple[str, int]] = []
         for argument in self.op.signature.arguments:
             name, wanted = argument.name, str(argument.type)

@@ -20,7 +20,7 @@ from jitkern.target import Target
 from jitkern.trace.fast_check import with_fast_check
 
 if TYPE_CHECKING:
-    from jitkern.op.op import Op
+    from jitkern.op.declaration import DeclaredOp
 
 
 # The configurations of `.tune`; of each, the launches; of each, those of `@triton.autotune`.
@@ -52,7 +52,7 @@ class Needs(NamedTuple):
     problems: Sequence[str]
 
 
-def needs_of(op: Op, source: Source, device: str, target: Target | None = None) -> Needs:
+def needs_of(op: DeclaredOp, source: Source, device: str, target: Target | None = None) -> Needs:
     """Return the kernels of `source` that the samples need, for a target or for any."""
     samples = [Sample("")] if source.runs == ITSELF else op.prewarm_samples()
     units, problems = units_of(op, source, device, samples, target)
@@ -61,8 +61,12 @@ def needs_of(op: Op, source: Source, device: str, target: Target | None = None) 
 
 
 def units_of(
-    op: Op, source: Source, device: str, samples: Sequence[Sample], target: Target | None = None
-) -> tuple[list[NeededKernels], list[str]]:
+    op: DeclaredOp,
+    source: Source,
+    device: str,
+    samples: Sequence[Sample],
+    target: Target | None = None,
+) -> tuple[list[NeededKernels], list[str]]:  # fmt: skip
     """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
         return [NeededKernels({Variant(op.name, source): ""}, [], [], {})] if samples else [], []
@@ -84,7 +88,7 @@ def units_of(
 
 
 def _used(
-    op: Op, source: Source, device: str, sample: Sample, target: Target | None
+    op: DeclaredOp, source: Source, device: str, sample: Sample, target: Target | None
 ) -> tuple[dict[Variant, str], Choices, list[str]]:
     """Return the variants that a sample uses, with their lines, its choices, and what is refused.
 
@@ -125,8 +129,12 @@ def _failure(e: Exception, function: Callable[..., Any], sample: Sample) -> str:
 
 
 def runs_of(
-    op: Op, source: Source, device: str, sample: tuple[Any, ...], target: Target | None = None
-) -> Iterator[Callable[[Callable[[Call], None]], None]]:
+    op: DeclaredOp,
+    source: Source,
+    device: str,
+    sample: tuple[Any, ...],
+    target: Target | None = None,
+) -> Iterator[Callable[[Callable[[Call], None]], None]]:  # fmt: skip
     """Yield functions that run the launch function on a sample, one for each configuration.
 
     Each takes a function that replaces launches. The facts of a device are those usual for the
@@ -153,7 +161,7 @@ def runs_of(
 
 
 def _variants_to(
-    op: Op, source: Source, add: Callable[[list[Variant]], Any]
+    op: DeclaredOp, source: Source, add: Callable[[list[Variant]], Any]
 ) -> Callable[[Call], None]:
     """Return a replacement for launches that passes the variants of each launch to `add`."""
 
@@ -164,7 +172,7 @@ def _variants_to(
     return note
 
 
-def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
+def digest_of(op: DeclaredOp, source: Source, device: str, call: tuple[Any, ...]) -> str:
     """Return a digest that is the same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if source.runs != ITSELF:

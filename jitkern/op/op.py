@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.overrides import TorchFunctionMode
 
-from jitkern import (
-    calls,
-    config,
-    launch,
-    op as room,
-    trace,
-)
+from jitkern import config, launch, op as room, trace
 from jitkern.calls.signature import Signature, tensors_in
-from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, error_site
-from jitkern.named_tuple import NamedTuple
-from jitkern.op.all_ops import OPS, key_compile_caches
+from jitkern.errors import DeclarationError, LaunchError, call_site
 from jitkern.op.autograd import Autograd
 from jitkern.op.backend import Backend, Batched, FallbackKernel
+from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
-from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
+from jitkern.source.kinds import ITSELF, Extension, Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
-
-    from jitkern.calls.samples import Sample
-    from jitkern.op.gradient import Gradient
 
     Result = TypeVar("Result", default=Any)
 else:
@@ -46,35 +34,9 @@ else:
 
     Result = TypeVar("Result")
 
-DEVICES = ("cuda", "cpu")
-_YIELD = "yield all of its arguments, as a tuple"
+OPS: dict[str, Op[Any]] = {}  # all that are declared, by name
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_dynamo_compiling
-
-Function = Callable[..., Any]
-
-
-class Declaration(NamedTuple):
-    """All that was declared of an op. It does not change: a decorator of `Op` makes another one.
-
-    sources: by device type, in order of preference. nondifferentiable: outputs and
-    inputs without a gradient.
-    launchers, tunings: by device type or kind.
-    place: the line of the declaration, `kernel.py:8: `.
-    """
-
-    sources: dict[str, tuple[Source, ...]]
-    fusible: bool = False
-    nondifferentiable: tuple[str, ...] = ()
-    module: str = ""
-    place: str = ""
-    prewarm: Sequence[Any] = ()
-    launchers: Mapping[str, Function] = MappingProxyType({})
-    tunings: Mapping[str, launch.tuned.Tuning] = MappingProxyType({})
-    reference: Function | None = None
-    fake: Function | None = None
-    samples: Callable[[str], Iterator[Any]] | None = None
-    cost: Function | None = None
 
 
 class LazyAttribute:
@@ -87,7 +49,7 @@ class LazyAttribute:
         return self.of_class if op is None else getattr(room.about, self.function)(op)
 
 
-class Op(Generic[Result]):
+class Op(DeclaredOp, Generic[Result]):
     """An op: a PyTorch reference, and kernels that compute it faster.
 
     Calling it calls the registered op. The decorators `reference`, `launch`, `tune`, `fake`,
@@ -99,14 +61,9 @@ class Op(Generic[Result]):
     __signature__ = LazyAttribute("signature")
 
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
-        self.signature = signature
-        self.name, self.schema = signature.name, signature.schema
-        self.__name__ = self.__qualname__ = self.name.split("::")[1]
-        self.__module__ = declaration.module
+        super().__init__(signature, declaration)
         self.execution: Any = None  # what declared the op: code of a module or cell, a composition
         self.trampolines = Trampolines(signature)
-        self.declaration = declaration
-        self._drawn: list[Sample] | None = None
         _check_extensions(self.name, declaration.sources)
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
@@ -122,8 +79,8 @@ class Op(Generic[Result]):
         keeps the kernels that it holds, as it does for every op of Torch.
         """
         _check_extensions(self.name, declaration.sources)
-        self.declaration, self._drawn = declaration, None
-        self.autograd.differentiate(None)
+        self.declaration, self.gradient, self._drawn = declaration, None, None
+        self.autograd.follow_gradient()
         self._forget()
         self._forget_compiled()
 
@@ -168,21 +125,6 @@ class Op(Generic[Result]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the op as its name and the module that declares it; a copy is the op itself."""
         return declared, (self.name, self.module)
-
-    @property
-    def sources(self) -> dict[str, tuple[Source, ...]]:
-        """The sources for "cuda" and "cpu", in order of preference."""
-        return self.declaration.sources
-
-    @property
-    def module(self) -> str:
-        """The name of the module that declares the op."""
-        return self.declaration.module
-
-    @property
-    def place(self) -> str:
-        """The line that declares the op, as `kernel.py:8: `; "" if unknown."""
-        return self.declaration.place
 
     def _declare(self, **parts: Any) -> None:
         """Complete the declaration."""
@@ -250,7 +192,7 @@ class Op(Generic[Result]):
             backend.forget()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
-        known = {kind for device in DEVICES for kind in _launched_on(device)}
+        known = {kind for device in DEVICES for kind in launched_on(device)}
         wrong = [kind for kind in kinds if kind not in known]
         if wrong or not kinds:
             import difflib
@@ -277,17 +219,10 @@ class Op(Generic[Result]):
         """
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
-        gradient = room.gradient.Gradient(
-            self.name, self.overload._schema, self.signature.outputs,
-            self.declaration.nondifferentiable, function,
-        )  # fmt: skip
-        self.autograd.differentiate(gradient)
+        plain = self.declaration.nondifferentiable
+        self.gradient = room.gradient.Gradient(self.signature, plain, function)
+        self.autograd.follow_gradient()
         return function
-
-    @property
-    def gradient(self) -> Gradient | None:
-        """The gradient that `backward` declared, or None."""
-        return self.autograd.gradient
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
         """Decorator: `f(device)` yields argument tuples (or single tensors).
@@ -307,79 +242,6 @@ class Op(Generic[Result]):
         """
         self._declare(cost=function)
         return function
-
-    def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
-        """Return the samples as argument tuples."""
-        return list(self.each_sample(device))
-
-    def each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the samples as argument tuples."""
-        samples = self.declaration.samples
-        for sample in samples(device) if samples else ():
-            yield sample if isinstance(sample, tuple) else (sample,)
-
-    def prewarm_samples(self) -> list[Sample]:
-        """Return the calls to prewarm: the samples and `prewarm=`."""
-        if self._drawn is None:
-            prewarm = self.declaration.prewarm
-            self._drawn = [*self._draw(), *calls.samples.samples_of(self.signature, prewarm)]
-        return self._drawn
-
-    def _draw(self) -> list[calls.samples.Sample]:
-        """Return the samples, up to the first error."""
-        drawn: list[calls.samples.Sample] = []
-        function: Any = self.declaration.samples
-        try:
-            with calls.samples.ShapesAlone():
-                for args in self.each_sample("meta"):
-                    origin, why = f"sample {len(drawn) + 1}", self.signature.misfit(args)
-                    problem = f"{defined_at(function)}{origin} does not fit the op: {why}; {_YIELD}"
-                    drawn.append(calls.samples.Sample(origin, args, problem if why else ""))
-        except Exception as e:  # noqa: BLE001  whatever its author's code raises
-            place, what = error_site(e, function), f"{type(e).__name__}: {e}"
-            problem = f"{place}its samples failed after {len(drawn)}: {what}"
-            drawn.append(calls.samples.Sample("", problem=problem))
-        return drawn
-
-    def run_reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the reference on these arguments, without autocast, as kernels run.
-
-        Raises DeclarationError if the op has none, and LaunchError for a meta tensor beside others,
-        which not all of ATen refuses.
-        """
-        reference = self.declaration.reference
-        if reference is None:
-            raise DeclarationError(f"{self.name} has no reference")
-        args, kwargs = self.signature.complete(args, kwargs)
-        self.signature.device_of(args, kwargs, meta_alone=True)
-        with calls.autocast.off((*args, *kwargs.values())):
-            result = reference(*args, **kwargs)
-        plain = self.declaration.nondifferentiable
-        if not plain:
-            return result
-        named = zip(self.signature.outputs, result if isinstance(result, tuple) else (result,))
-        kept = tuple(value.detach() if name in plain else value for name, value in named)
-        return kept if isinstance(result, tuple) else kept[0]
-
-    def launch_function(self, source: Source, device: str) -> Function:
-        """Return the launch function for this source as its author wrote it, or a `Tuned` one.
-
-        Raises DeclarationError.
-        """
-        launchers = self.declaration.launchers
-        function = launchers.get(source.kind) or launchers.get(device)
-        if not function:
-            raise DeclarationError(
-                f"{self.name}: {self.place}it has no launch function for {source.kind}: "
-                f"add @{self.name.split('::')[1]}.launch({device!r})"
-            )
-        return self._tuned(function, source.kind, device)
-
-    def _tuned(self, function: Function, *kinds: str) -> Function:
-        """Return the function with the configurations of the first of these kinds that has some."""
-        tunings = self.declaration.tunings
-        tuning = next((tunings[kind] for kind in kinds if kind in tunings), None)
-        return launch.tuned.Tuned(function, tuning, self.signature) if tuning else function
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.__name__
@@ -435,39 +297,26 @@ class Op(Generic[Result]):
             )
         return result
 
-    def promised(self, place: torch.device, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the fake returns for tensors on a device, for the layout of the results."""
-        with _WithoutAddresses():
-            return self._faked(place, *args, **kwargs)
 
-    def _faked(self, place: torch.device, *args: Any, **kwargs: Any) -> Any:
-        declaration = self.declaration
-        launchers = declaration.launchers
-        if declaration.fake:  # its author's code decides about tensors beside those on a GPU
-            return trace.fast_check.with_fast_check(declaration.fake)(*args, **kwargs)
-        of_place = (s.kind for s in self.sources.get(place.type, ()))
-        for kind in (*of_place, place.type, *launchers):
-            if kind in launchers:
-                self.signature.device_of(args, kwargs)
-                device = next(device for device in DEVICES if kind in _launched_on(device))
-                launcher = self._tuned(launchers[kind], kind, *_launched_on(device))
-                kernels = launch.kernels.Kernels(
-                    launch.kernels.ignore, None, launch.resources.device_view.faked(device, place)
-                )
-                return trace.fast_check.with_fast_check(launcher)(kernels, *args, **kwargs)
-        return self.run_reference(*args, **kwargs)
+def key_compile_caches() -> None:
+    """Add a digest of all ops, taken when a graph is compiled, to Torch's cache keys.
 
-
-class _WithoutAddresses(TorchFunctionMode):
-    """A mode in which tensors have the address 0: fake tensors have none, and Torch raises.
-
-    A launch function asks for the alignment of an address, on which no shape of a result depends.
+    The caches of torch.compile key a graph by the names of the ops in it (pytorch#144344): after an
+    edit they would serve a graph with the old backward, fake or reference of an op. So the digest
+    is added to `torch.compiler.config.cache_key_tag`, which is in the keys of all graphs; a tag of
+    the user's is kept.
     """
+    settings = torch.compiler.config
+    kind: Any = type(settings)  # a class of this one module
+    if "cache_key_tag" not in getattr(settings, "_config", {}):
+        return  # a Torch that has no such tag
+    before = kind.__dict__.get("cache_key_tag")
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return 0 if func is torch.Tensor.data_ptr else func(*args, **(kwargs or {}))
+    def tag(self: Any) -> str:
+        value = before.fget(self) if before else self.__getattr__("cache_key_tag")
+        return f"{value}:{room.compile_cache_key.digest(OPS)}" if OPS else str(value)
+
+    kind.cache_key_tag = property(tag)
 
 
 def declared(name: str, module: str) -> Op:
@@ -500,12 +349,6 @@ def _register_fake(op: str, function: Function, library: torch.library.Library) 
     """Register a fake as torch.library does, without its search for the caller: 1 ms."""
     entry = torch._library.simple_registry.singleton.find(op)
     library._registration_handles.append(entry.fake_impl.register(function, op, lib=library))
-
-
-def _launched_on(device: str) -> list[str]:
-    """Return what a launch function may be declared for: a device, and kinds of source for it."""
-    kinds = [k for k in SOURCES.values() if device in k.devices and k.runs != ITSELF]
-    return [device, *(kind.kind for kind in kinds)]
 
 
 def _library(op: str) -> torch.library.Library:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,70 +19,48 @@ from jitkern._fork import after_fork
 from jitkern.errors import JitkernError
 from jitkern.op import recording
 from jitkern.op.gradient import Gradient, spec_of
+from jitkern.op.recording import CppRecorder
 from jitkern.runtime import binding
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.calls.signature import Signature
-    from jitkern.op.autograd import Autograd
     from jitkern.runtime.binding import Runtime
 
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
 NAME = "jitkern_recorder"
-_KINDS = frozenset("TtiIfFbBsS")  # of arguments that the node knows; see runtime.c
+_lock = threading.Lock()
+after_fork(_lock)
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
-    """The loaded node. record: the address of its C++ function.
-
-    recording: whether this thread is inside the forward of a call that the node records.
-    """
-
-    def __init__(
-        self, record: int, recording: Callable[[], bool], gradient: Callable[..., int]
-    ) -> None:
-        self.record, self.recording, self._gradient = record, recording, gradient
-        self._lock = threading.Lock()
-        after_fork(self._lock)
-
-    def follow(self, recorded: Autograd) -> None:
-        """Record the calls of an op with its present gradient; leave them to Python if it must."""
-        binding.when_loaded(lambda runtime: self._install(runtime, recorded))
-
-    def _install(self, runtime: Runtime, recorded: Autograd) -> None:
-        with self._lock:
-            gradient, slot = recorded.gradient, recorded.slot
-            if slot is not None:
-                known = gradient if serves(recorded.op.signature, gradient) else None
-                handle = self._made(recorded.op.signature, known) if known else 0
-                runtime.record(slot, self.record, handle)
-
-    def _made(self, signature: Signature, gradient: Gradient) -> int:
-        """Return the address of a gradient as C++ has it."""
-        order = gradient.order
-        assert order and signature.parameters is not None
-        kinds = "".join(parameter.kind for parameter in signature.parameters)
-        places = order.tensors, order.saved, order.plain
-
-        def check(found: tuple[Any, ...], needs: tuple[Any, ...], like: tuple[Any, ...]) -> None:
-            gradient.check(found, needs, [spec_of(tensor) for tensor in like])
-
-        taken = gradient.taken() if gradient.op else None
-        op = gradient.op.name if gradient.op and taken else ""
-        return self._gradient(
-            signature.name, kinds, *places, gradient.fills, gradient.of_values, check, op,
-            taken or [],
-        )  # fmt: skip
+def follow(node: CppRecorder, slot: int) -> None:
+    """Record the calls of an op with its present gradient; leave them to Python if it must."""
+    binding.when_loaded(lambda runtime: _install(runtime, node, slot))
 
 
-def serves(signature: Signature, gradient: Gradient | None) -> bool:
-    """Whether the node can record calls of an op with this gradient."""
-    if gradient is None or gradient.order is None or gradient.partial:
-        return False
-    kinds = {parameter.kind for parameter in signature.parameters or ()}
-    return kinds <= _KINDS and {*signature.results} == {"T"} and signature.parameters is not None
+def _install(runtime: Runtime, node: CppRecorder, slot: int) -> None:
+    with _lock:
+        gradient = recording.GRADIENTS[slot]
+        handle = _in_cpp(node, gradient) if gradient and gradient.in_cpp else 0
+        runtime.record(slot, node.record, handle)
+
+
+def _in_cpp(node: CppRecorder, gradient: Gradient) -> int:
+    """Return the address of a gradient as C++ has it."""
+    order, parameters = gradient.order, gradient.signature.parameters
+    assert order and parameters is not None
+    kinds = "".join(parameter.kind for parameter in parameters)
+    places = order.tensors, order.saved, order.plain
+
+    def check(found: tuple[Any, ...], needs: tuple[Any, ...], like: tuple[Any, ...]) -> None:
+        gradient.check(found, needs, [spec_of(tensor) for tensor in like])
+
+    taken = gradient.taken() if gradient.op else None
+    op = gradient.op.name if gradient.op and taken else ""
+    return node.gradient(
+        gradient.name, kinds, *places, gradient.fills, gradient.of_values, check, op, taken or []
+    )
 
 
 def variant() -> Variant:
@@ -102,12 +79,9 @@ class _State:
 _state = _State()
 
 
-def count(recorded: Autograd) -> None:
+def count(slot: int | None, gradient: Gradient) -> None:
     """Count a call that Python recorded; see the module."""
-    if recorded.by_c is None:
-        gradient = recorded.gradient
-        recorded.by_c = recorded.slot is not None and serves(recorded.op.signature, gradient)
-    if not recorded.by_c or recording.cpp:
+    if slot is None or recording.cpp or not gradient.in_cpp:
         return
     number = next(_state.numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
@@ -122,9 +96,9 @@ def _load(*, may_compile: bool) -> None:
     except (JitkernError, OSError) as e:
         _log.debug("Python records the calls that need a gradient: %s", e)
         return
-    recording.cpp = recorder = Recorder(*functions())
-    for recorded in [*recording.ALL]:
-        recorder.follow(recorded)
+    recording.cpp = node = CppRecorder(*functions())
+    for slot in [*recording.GRADIENTS]:
+        follow(node, slot)
 
 
 def _count_anew() -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
+from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.symbols import symbols
 
 if TYPE_CHECKING:
-    from jitkern.op.autograd import Autograd
-    from jitkern.op.recorder import Recorder
+    from jitkern.op.gradient import Gradient
+
+
+class CppRecorder(NamedTuple):
+    """The functions of the loaded node, `recorder.cpp`.
+
+    record: the address of its C++ function. recording: whether this thread is inside the forward of
+    a call that it records. gradient: returns the address of a gradient as C++ has it.
+    """
+
+    record: int
+    recording: Callable[[], bool]
+    gradient: Callable[..., int]
 
 
 class _RecordingDepth(threading.local):
@@ -23,8 +35,8 @@ class _RecordingDepth(threading.local):
 
 
 DEPTH = _RecordingDepth()
-cpp: Recorder | None = None  # which records calls in place of Python, once it is loaded
-ALL: list[Autograd] = []  # of all ops
+cpp: CppRecorder | None = None  # which records calls in place of Python, once it is loaded
+GRADIENTS: dict[int, Gradient | None] = {}  # by the ops' slots at the Autograd key
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OTHERS = (torch.Tensor, list, tuple)  # a list may hold tensors
 RECORDED = "recorded"

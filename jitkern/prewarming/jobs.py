@@ -29,7 +29,7 @@ from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.jit import announcement
 from jitkern.op import recorder
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.prewarming.tasks import NOT_TRIED, Kernel, Result, Step, built_here, entries_of
 from jitkern.runtime import binding, code_version
 from jitkern.source.defining_file import unit_of

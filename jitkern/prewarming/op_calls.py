@@ -9,7 +9,6 @@ from jitkern.calls import record
 from jitkern.calls.record import RecordedCall
 from jitkern.calls.samples import Sample, spelt
 from jitkern.errors import DeclarationError
-from jitkern.op import recorder
 from jitkern.op.op import Op
 from jitkern.source.kinds import ITSELF, Source
 
@@ -27,7 +26,7 @@ class OpCalls:
     def __init__(self, op: Op, calls: Calls | None = None, *, node: bool = True) -> None:
         self.op = op
         self.calls = calls
-        self.node = node and recorder.serves(op.signature, op.gradient)
+        self.node = node and op.gradient is not None and op.gradient.in_cpp
 
     def of(self, source: Source, device: str) -> Sequence[Sample]:
         """Return the calls to prewarm `source` for; one call without arguments for an Extension."""

@@ -22,8 +22,7 @@ from jitkern.errors import (
     TargetError,
     told,
 )
-from jitkern.op.all_ops import OPS
-from jitkern.op.op import Op
+from jitkern.op.op import OPS, Op
 from jitkern.prewarming import workers
 from jitkern.prewarming.op_calls import OpCalls
 from jitkern.source.kinds import ITSELF, Source, Variant

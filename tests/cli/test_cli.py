@@ -19,7 +19,8 @@ from helpers import H100, LONGEST, REPOSITORY, kernels, last_json, needs_nvrtc
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
 from jitkern.errors import NotCached
-from jitkern.op.all_ops import OPS, all_ops
+from jitkern.op.all_ops import all_ops
+from jitkern.op.op import OPS
 from jitkern.prewarming import tasks
 from jitkern.prewarming.builder import Step
 from jitkern.source.kinds import Variant

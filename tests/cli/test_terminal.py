@@ -19,7 +19,8 @@ from helpers import REPOSITORY, last_json
 
 from jitkern import cli as commands, config
 from jitkern.errors import NotCached
-from jitkern.op.all_ops import OPS, all_ops
+from jitkern.op.all_ops import all_ops
+from jitkern.op.op import OPS
 
 PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = dict(

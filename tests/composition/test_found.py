@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from jitkern import pointwise
-from jitkern.op.all_ops import OPS, all_ops, ops_named
+from jitkern.op.all_ops import all_ops, ops_named
 from jitkern.op.needed_kernels import units_of
+from jitkern.op.op import OPS
 
 MODULE = """
 import torch

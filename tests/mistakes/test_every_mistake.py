@@ -15,7 +15,7 @@ from author import CALLS, CPU_LAUNCH, DECLARATIONS, PREWARMED
 from helpers import H100, needs_nvrtc
 
 from jitkern.errors import JitkernError
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 
 
 def named(mistakes):

@@ -12,7 +12,7 @@ import torch
 
 import jitkern.ops  # noqa: F401
 from jitkern.op import compile_cache_key
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.trace import description
 
 MODULE = """

@@ -13,7 +13,7 @@ from jitkern import config
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.op import compile_cache_key
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.runtime import specializer
 from tests.helpers import served
 

@@ -362,6 +362,6 @@ def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cach
 
     monkeypatch.setattr(recorder.jit, "loaded", loaded)
     for _ in range(recorder.ENOUGH + 1):
-        recorder.count(scale.autograd)
+        recorder.count(scale.autograd.slot, scale.gradient)
         background.settle()
     assert began == [False, True]

@@ -9,7 +9,7 @@ import pytest
 from fleet_packages import KERNEL, MODULE
 
 from jitkern import testing
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 
 numbers = itertools.count()
 

@@ -20,7 +20,7 @@ import jitkern
 from jitkern import config, jit
 from jitkern.calls import record
 from jitkern.errors import SettingError
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.prewarming import engines, jobs, workers
 from jitkern.prewarming.op_calls import spelt_calls
 from jitkern.runtime import binding

@@ -24,7 +24,7 @@ from jitkern.calls import record
 from jitkern.calls.samples import ShapesAlone
 from jitkern.compilers import child_process
 from jitkern.errors import DeclarationError, TargetError
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.prewarming import builder
 from jitkern.runtime import binding
 from jitkern.target import Target

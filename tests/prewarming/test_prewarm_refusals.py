@@ -10,7 +10,8 @@ import torch
 from helpers import H100, last_json, needs_nvrtc
 
 from jitkern.errors import LaunchError
-from jitkern.op.all_ops import OPS, all_ops
+from jitkern.op.all_ops import all_ops
+from jitkern.op.op import OPS
 from jitkern.target import short_version
 
 NUMBERS = itertools.count()  # Torch keeps an op for good, so each test declares another one

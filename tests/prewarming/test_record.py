@@ -13,7 +13,7 @@ from jitkern import config, declare, testing
 from jitkern.calls import record, samples
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError
-from jitkern.op.all_ops import OPS
+from jitkern.op.op import OPS
 from jitkern.prewarming.op_calls import recorded_calls
 from jitkern.prewarming.shards import shard_of
 from jitkern.target import Target
