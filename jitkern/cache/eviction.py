@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern import cache as room
+from jitkern import cache as cache_room
 from jitkern.cache import VERSION, layout
 from jitkern.cache.key import OBJECT
 from jitkern.cache.manifest import NAME
@@ -132,7 +132,7 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
         if not _used_lately(use.path):  # asked now: there may have been a hit since
             cache.remove(use.path)
-    room.lock.sweep()
+    cache_room.lock.sweep()
 
 
 def _used_lately(path: Path) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import cache, files as room
+from jitkern import cache, files as files_room
 from jitkern.cache import VERSION, layout
 from jitkern.cache.entry import Damaged, Entry, Unsigned, read_entry
 from jitkern.cache.key import Key
@@ -202,7 +202,7 @@ class Cache(Root):
             if file not in files or Artifact.of(files[file]) != artifact:
                 raise ValueError(f"{file} of {name} is not what was published")
         with self.staging() as staging, self._writing():
-            for file in (*manifest.artifacts, *{room.signature.NAME} & {*files}, NAME):
+            for file in (*manifest.artifacts, *{files_room.signature.NAME} & {*files}, NAME):
                 (staging / file).write_bytes(files[file])
             entry = self._install(staging, target, name, manifest, fsync=fsync)
         if bounded:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jitkern
-from jitkern import op as room, prewarming
+from jitkern import op as op_room, prewarming
 from jitkern.cli.output import say
 from jitkern.cli.parser import UsageError, near
 from jitkern.errors import DeclarationError
@@ -75,7 +75,7 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[s
     raising = _import_installed()
     recorded = prewarming.op_calls.read_recording(path)
     for call in recorded:
-        if call.op not in room.all_ops.all_ops():
+        if call.op not in op_room.all_ops.all_ops():
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
     return prewarming.op_calls.recorded_calls(ops, recorded, path), broken
@@ -143,7 +143,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
     for name in names:
-        ops = room.all_ops.ops_named(name)
+        ops = op_room.all_ops.ops_named(name)
         reasons = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
         if reasons:
             broken[name] = reasons[0]
@@ -153,9 +153,9 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                     ops = _imported(name)
             except (Exception, SystemExit) as e:  # noqa: BLE001  as for an installed package
                 broken[name] = _leave_out(name, e)
-                ops = room.all_ops.ops_named(name)
+                ops = op_room.all_ops.ops_named(name)
         if not ops and name not in broken:
-            known = room.all_ops.all_ops()
+            known = op_room.all_ops.all_ops()
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels"
                 + near(
@@ -167,7 +167,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )
         chosen.update((op.name, op) for op in ops)
-    result = chosen if names else room.all_ops.all_ops()
+    result = chosen if names else op_room.all_ops.all_ops()
     return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
 
 
@@ -198,7 +198,7 @@ def _declare(call: RecordedCall, path: Path, names: list[str]) -> None:
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"
-    if call.op not in room.all_ops.all_ops():
+    if call.op not in op_room.all_ops.all_ops():
         raise DeclarationError(f"{calls}, {reason}")
 
 
@@ -218,10 +218,10 @@ def _imported(name: str) -> list[Op]:
             return []
         raise
     if spec and spec.submodule_search_locations:
-        return jitkern.declare.discover(name) or room.all_ops.ops_named(name)
+        return jitkern.declare.discover(name) or op_room.all_ops.ops_named(name)
     if spec:
         importlib.import_module(name)
-    return room.all_ops.ops_named(name)
+    return op_room.all_ops.ops_named(name)
 
 
 def choose_targets(texts: list[str]) -> list[Target]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitkern import config, op as room
+from jitkern import config, op as op_room
 from jitkern.compilers import compiler_for, cpp
 from jitkern.compilers.cuda import toolkit
 from jitkern.errors import JitkernError
@@ -75,7 +75,7 @@ def _command(op: Op, device: str, source: Source, path: Path) -> dict[str, Any]:
 def _macros(op: Op, device: str, source: Source) -> dict[str, str]:
     """Return the template arguments of the op's first kernel that are passed as macros."""
     with contextlib.suppress(JitkernError, OSError):
-        variants: Iterable[Variant] = room.needed_kernels.needs_of(op, source, device).variants
+        variants: Iterable[Variant] = op_room.needed_kernels.needs_of(op, source, device).variants
         for variant in variants:
             text = source.paths[0].read_text(encoding="utf-8", errors="replace")
             return cpp.functions.instantiated(variant, text, closure_of(source))[1]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, calls, config, jit, op as room, prewarming, remote, trace
+from jitkern import cache_tools, calls, config, jit, op as op_room, prewarming, remote, trace
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import counted
 from jitkern.cli import clangd, hints
@@ -147,7 +147,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
 
     Calls without a program get a row that says why the Python launcher runs.
     """
-    variants, needing, problems = room.needed_kernels.needs_of(op, source, target.device, target)
+    variants, needing, problems = op_room.needed_kernels.needs_of(op, source, target.device, target)
     here = hints.installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jitkern import composition as room
+from jitkern import composition
 from jitkern.composition import expression, registration
 from jitkern.composition.backward import Backward
 from jitkern.composition.definition import Definition, FormulaParameter, bound, numbered
@@ -205,10 +205,10 @@ class Pointwise(Definition):
     # ------------------------------------------------------------------ composition
 
     def __rshift__(self, then: Any) -> Any:
-        return room.fused.joined(self, then, place_of(sys._getframe(1)))
+        return composition.fused.joined(self, then, place_of(sys._getframe(1)))
 
     def __rrshift__(self, first: Any) -> Any:
-        return room.fused.joined(first, self, place_of(sys._getframe(1)))
+        return composition.fused.joined(first, self, place_of(sys._getframe(1)))
 
     def followed_by(self, then: Pointwise, place: Place) -> Pointwise:
         """Return `then` of the outputs of this function. Raises TypeError if they do not fit."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jitkern import config, jit, launch as room, source as sources
+from jitkern import config, jit, launch, source as source_room
 from jitkern.cache import records
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key, label_of
@@ -84,7 +84,7 @@ def question_of(function: str, declared: TritonFunction, named: dict[str, Any]) 
     """
     configs = declared.configs
     if declared.pruning and len(configs) > 1:
-        left = sources.triton_decorators.remaining(declared.pruning, named)
+        left = source_room.triton_decorators.remaining(declared.pruning, named)
         configs = tuple(configs[number] for number in left)
     return Question(function, configs, tuning_key_of(declared, named))
 
@@ -210,7 +210,7 @@ def choose(
             "compiling allowed to tune it", op, question, dict(situation),
         )  # fmt: skip
         return Choice(configs[0], None)
-    results = room.measure.measured(configs, device, run, cold=cold)
+    results = launch.measure.measured(configs, device, run, cold=cold)
     times = [result.milliseconds for result in results]
     best = times.index(min(times))
     if times[best] == float("inf"):
@@ -263,7 +263,7 @@ def _spelled(configs: Sequence[Any], source: Source) -> list[str]:
     def plain(config: Any) -> Any:
         if not isinstance(config, TritonConfig):
             return config
-        pairs = ((n, sources.constants.encoded(v, source)) for n, v in config.constexprs)
+        pairs = ((n, source_room.constants.encoded(v, source)) for n, v in config.constexprs)
         return config._replace(constexprs=tuple(pairs))
 
     return [repr(plain(config)) for config in configs]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import source as room
+from jitkern import source as source_room
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
@@ -114,7 +114,7 @@ def declared_in(op: str, source: Source, function: str) -> TritonFunction:
     """
     path = source.paths[0]
     if not path.is_file():
-        raise DeclarationError(f"{op}: {room.closure.missing(path)}")
+        raise DeclarationError(f"{op}: {source_room.closure.missing(path)}")
     known = functions(path)
     if function not in known:
         raise LaunchError(
@@ -125,7 +125,7 @@ def declared_in(op: str, source: Source, function: str) -> TritonFunction:
         return known[function]
     except UntoldByText as e:
         try:
-            live = room.triton_globals.imported(source, function)
+            live = source_room.triton_globals.imported(source, function)
         except Exception as cause:  # whatever the statements of the file raise
             raise e from cause
         return known.take(function, live, str(e))
@@ -193,8 +193,8 @@ def _constexpr(op: str, name: str, value: Any, source: Source) -> Constant:
     if type(value) is int or type(value) is bool:
         return value
     try:
-        return room.constants.encoded(value, source)
-    except room.constants.NotConstant as e:
+        return source_room.constants.encoded(value, source)
+    except source_room.constants.NotConstant as e:
         raise LaunchError(
             f"{op}: the constexpr {name}={value!r} cannot be compiled in ({e}): pass a number, a "
             "bool, a string, None, a dtype, a member of an enum, a `@triton.jit` function, or "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import config, jit, launch, source as room
+from jitkern import config, jit, launch, source as source_room
 from jitkern._fork import after_fork
 from jitkern.cache.entry import Entry
 from jitkern.config import Config
@@ -121,7 +121,7 @@ class Runner:
             return autotune.question_of(function, declared, named)
         except Exception as e:  # noqa: BLE001  of the author's functions, without Triton
             try:
-                live = room.triton_globals.imported(self.source, function)
+                live = source_room.triton_globals.imported(self.source, function)
             except Exception as cause:
                 raise e from cause
             pruning = triton_decorators.read(live).pruning

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jitkern import loading, source as sources
+from jitkern import loading, source as source_room
 from jitkern.errors import DeclarationError, LoadError
 from jitkern.loading import LOADED
 from jitkern.source.dtypes import DTYPES
@@ -102,7 +102,7 @@ def code_of(
     meta, reference: of the entry that holds them.
     """
     if used := meta.get("globals"):  # of a Triton kernel
-        sources.triton_globals.check(source, used)
+        source_room.triton_globals.check(source, used)
     if source.runs == CUDA:
         name = f"`{meta['symbol']}`"
         return loading.cuda_driver.CudaFunction(data, meta, name, reference)
@@ -117,7 +117,7 @@ def _shared_libraries(source: Extension) -> Iterator[str]:
         file = name[1:] if name[:1] == ":" else f"lib{name}.so"
         paths = (os.path.join(folder, file) for folder in source.library_folders)  # noqa: PTH118
         found = next(filter(os.path.isfile, paths), "") if name != word else ""
-        if found and sources.includes.is_loaded(found):  # rather than a script of the linker
+        if found and source_room.includes.is_loaded(found):  # rather than a script of the linker
             yield found
 
 

@@ -18,7 +18,7 @@ import torch
 
 from jitkern import (
     mega_cache,  # noqa: F401  registers itself: an import of ops can load a mega-cache
-    op as room,
+    op as op_room,
 )
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def discover(package: str) -> list[Op]:
     Returns the declared ops, sorted by name.
     """
     paths = importlib.import_module(package).__path__
-    before, modules = set(room.op.OPS), set()
+    before, modules = set(op_room.op.OPS), set()
     for root in paths:
         for folders in _folders_of_kernels(root):
             modules.add(".".join((package, *folders, "kernel")))
             importlib.import_module(".".join((package, *folders, "kernel")))
-    ops = (op for op in room.op.OPS.values() if op.name not in before or op.module in modules)
+    ops = (op for op in op_room.op.OPS.values() if op.name not in before or op.module in modules)
     return sorted(ops, key=lambda op: op.name)
 
 
@@ -57,11 +57,11 @@ def attach(
     def found(name: str) -> Op | None:
         op = f"{namespace}::{name}"
         for folder in _folders_for(package, name):
-            if op not in room.op.OPS:
+            if op not in op_room.op.OPS:
                 importlib.import_module(f"{package}.{folder}.kernel")
-        if op not in room.op.OPS:
+        if op not in op_room.op.OPS:
             discover(package)
-        return room.op.OPS.get(op)
+        return op_room.op.OPS.get(op)
 
     def attribute(name: str) -> Op:
         op = None if name.startswith("__") else found(name)
@@ -128,7 +128,7 @@ def all_ops() -> dict[str, Op]:
     for package in [*ANNOUNCED]:
         ANNOUNCED[package]()
         del ANNOUNCED[package]
-    return room.op.OPS
+    return op_room.op.OPS
 
 
 def ops_named(name: str) -> list[Op]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import op as room
+from jitkern import op as op_room
 from jitkern.op import recording
 from jitkern.op.recording import RECORDED, plainly_on
 
@@ -40,7 +40,7 @@ class Autograd:
         if self.slot is not None:
             recording.GRADIENTS[self.slot] = self.op.gradient
             if recording.cpp:
-                room.recorder.follow(recording.cpp, self.slot)
+                op_room.recorder.follow(recording.cpp, self.slot)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):
@@ -49,7 +49,7 @@ class Autograd:
                     return self.op.backends[device](*args)
             gradient = self.op.gradient
             if gradient is not None and gradient.order:
-                room.recorder.count(self.slot, gradient)
+                op_room.recorder.count(self.slot, gradient)
                 args, _ = self.op.signature.complete(args, {})
-                return room.autograd_functions.record(self.op, gradient, *args)
-        return room.autograd_functions.apply(self.op, args, kwargs)
+                return op_room.autograd_functions.record(self.op, gradient, *args)
+        return op_room.autograd_functions.apply(self.op, args, kwargs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from jitkern import config, op as room, runtime
+from jitkern import config, op as op_room, runtime
 from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError, LaunchError, TargetError
@@ -93,7 +93,7 @@ class Backend:
             if self._implementation is None:
                 if programs is None and self.launches:
                     runtime.binding.say_why_not()
-                made = room.dispatch.Implementation(self.op, self.devices, programs)
+                made = op_room.dispatch.Implementation(self.op, self.devices, programs)
                 self._implementation = made
             return self._implementation
 

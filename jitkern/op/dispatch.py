@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import calls, config, jit, launch, op as room, runtime, trace
+from jitkern import calls, config, jit, launch, op as op_room, runtime, trace
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import (
     CacheError,
@@ -121,7 +121,7 @@ class Implementation:
         op = self.op
         calls.record.note(
             op.name, op.module, self.device, source.kind, op.signature.in_order(args, kwargs),
-            lambda call: room.needed_kernels.digest_of(op, source, self.device, call),
+            lambda call: op_room.needed_kernels.digest_of(op, source, self.device, call),
             gradient=recording(),
         )  # fmt: skip
 

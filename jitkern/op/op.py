@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from jitkern import config, launch, op as room, trace
+from jitkern import config, launch, op as op_room, trace
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, call_site
 from jitkern.op.autograd import Autograd
@@ -46,7 +46,7 @@ class LazyAttribute:
         self.function, self.of_class = function, of_class
 
     def __get__(self, op: Op | None, kind: type[Op]) -> Any:
-        return self.of_class if op is None else getattr(room.about, self.function)(op)
+        return self.of_class if op is None else getattr(op_room.about, self.function)(op)
 
 
 class Op(DeclaredOp, Generic[Result]):
@@ -92,7 +92,7 @@ class Op(DeclaredOp, Generic[Result]):
         if self.declaration.fusible:
             self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
         FakeTensorMode.cache_clear()
-        room.compile_cache_key.forget()
+        op_room.compile_cache_key.forget()
         tracing = torch._guards.TracingContext.try_get()  # a composition is declared again then,
         if "_dynamo" in vars(torch) and not tracing:  # and the op inside has reset Torch before
             torch.compiler.reset()
@@ -220,7 +220,7 @@ class Op(DeclaredOp, Generic[Result]):
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
         plain = self.declaration.nondifferentiable
-        self.gradient = room.gradient.Gradient(self.signature, plain, function)
+        self.gradient = op_room.gradient.Gradient(self.signature, plain, function)
         self.autograd.follow_gradient()
         return function
 
@@ -314,7 +314,7 @@ def key_compile_caches() -> None:
 
     def tag(self: Any) -> str:
         value = before.fget(self) if before else self.__getattr__("cache_key_tag")
-        return f"{value}:{room.compile_cache_key.digest(OPS)}" if OPS else str(value)
+        return f"{value}:{op_room.compile_cache_key.digest(OPS)}" if OPS else str(value)
 
     kind.cache_key_tag = property(tag)
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import jit, source as sources
+from jitkern import jit, source as source_room
 from jitkern.cache.records import reference_to
 from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
@@ -54,7 +54,7 @@ def dependencies(source: Source, target: Target, kernels: Sequence[Variant]) -> 
     content: files: each with its place and digest; absent: the places where no file may be;
     kernels' variants in place of both, where other things decide, too. Raises DeclarationError.
     """
-    with sources.closure.each_once():
+    with source_room.closure.each_once():
         requests = [jit.request.Request.of(kernel, target) for kernel in kernels]
         whole = jit.request.Request.of(Variant("", source), target)  # all units
     references = [reference_to(request.key) for request in requests]
@@ -86,7 +86,7 @@ def _by_files(source: Source) -> bool:
     return (
         type(source) in _FOLLOWED
         and not source.environment
-        and all(map(sources.build_environment.names_no_file, source.every_flag))
+        and all(map(source_room.build_environment.names_no_file, source.every_flag))
         and all(map(_is_plain, vars(source).values()))
     )
 
@@ -113,7 +113,7 @@ def is_current(op: str, source: Source, target: Target, content: dict[str, Any])
 
 def _variant(op: str, source: Source, function: str, *parts: Any) -> Variant:
     template, signature, options = map(_in_tuples, parts)
-    source = sources.defining_file.unit_of(source, function, template)
+    source = source_room.defining_file.unit_of(source, function, template)
     return Variant(op, source, function, template, signature, options)
 
 

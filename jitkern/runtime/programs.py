@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit, launch, runtime as room
+from jitkern import config, jit, launch, runtime as runtime_room
 from jitkern._fork import after_fork
 from jitkern.cache import events
 from jitkern.calls.signature import Signature, class_of, example_of
@@ -144,20 +144,20 @@ class OpPrograms:
         read = None
         if world is not state.world or self.may_have_more(state):
             state.fetches, state.world = events.fetches(), world
-            read = room.records.reader()
-            known = room.records.CallClass.of(self.signature, launcher, world, args)
-            state.records = room.records.found(known, read)
+            read = runtime_room.records.reader()
+            known = runtime_room.records.CallClass.of(self.signature, launcher, world, args)
+            state.records = runtime_room.records.found(known, read)
         example, bound = example_of(args), sum(one.record.constant for one in state.records)
         for kept in [one for one in state.records if bound <= FEW or one.record.is_for(example)]:
-            read = read or room.records.reader()
+            read = read or runtime_room.records.reader()
             state.records = [one for one in state.records if one is not kept]
             record = kept.record
             entries = [read.find(reference) for reference in record.kernels]
-            if None in entries or not room.records.is_fresh(
+            if None in entries or not runtime_room.records.is_fresh(
                 kept, self.signature.name, source, target
             ):
                 continue
-            room.records.adopt_runtime(record, read, tell)
+            runtime_room.records.adopt_runtime(record, read, tell)
             kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
             program = LoadedProgram(record.program, kernels, world)
             if self.append(state, program, device, config.current()):

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jitkern import config, jit, launch, runtime as room, target as targets
+from jitkern import config, jit, launch, runtime as runtime_room, target as targets
 from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
@@ -98,14 +98,14 @@ class CallClass(NamedTuple):
         code = code_version.digest()
         if world.refusal or not world.portable or not code:
             return None
-        flags = source.every_flag
+        flags, declared = source.every_flag, runtime_room.freshness.declaration_of(source)
         exact = target.for_host_code(native=getattr(source, "native", False))
         inputs = {
             "arguments": self.signature.schema, "call": [*self.call], "code": code,
             "cold": getattr(getattr(function, "tuning", None), "cold", False),
             "device": (device.index if "device" in world.attributes else 0) or 0,
             "machine": [exact.arch, targets.processor_for(flags)], "model": model,
-            "source": {"kind": source.kind, "declared": room.freshness.declaration_of(source)},
+            "source": {"kind": source.kind, "declared": declared},
             "world": world.identity,
         }  # fmt: skip
         op, place = self.signature.name, str(target.for_host_code())
@@ -141,7 +141,7 @@ def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
 def is_fresh(kept: StoredRecord, op: str, source: Source, target: targets.Target) -> bool:
     """Return whether a record is for the files of a source as they are now. Raises nothing."""
     try:
-        return room.freshness.is_current(op, source, target, kept.content)
+        return runtime_room.freshness.is_current(op, source, target, kept.content)
     except (AttributeError, LookupError, TypeError, ValueError, JitkernError, OSError) as e:
         _log.info("%s is not used: %s", kept.entry.path, e)
         return False
@@ -188,7 +188,7 @@ def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[E
         read.used(there)
         return there, False
     kernels = [kernel.variant for kernel in traced.kernels]
-    needed = room.freshness.dependencies(source, target, kernels)
+    needed = runtime_room.freshness.dependencies(source, target, kernels)
     if not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
     known = [one for one in stored if is_fresh(one, op, source, target)]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import config, runtime as room
+from jitkern import config, runtime
 from jitkern.errors import JitkernError, defined_at
 from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import Runner
@@ -64,8 +64,8 @@ def _append(
             "number goes beyond 64 bits"
         )
     if settings.compile != "never" and state.constants <= CONSTANTS:
-        calls = room.records.CallClass.of(signature, launcher, traced.world, args)
-        room.records.keep(calls, traced, room.records.reader())
+        calls = runtime.records.CallClass.of(signature, launcher, traced.world, args)
+        runtime.records.keep(calls, traced, runtime.records.reader())
 
 
 def settle() -> None:

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import config, source as room
+from jitkern import config, source as source_room
 from jitkern.errors import DeclarationError
 from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
@@ -171,16 +171,16 @@ class _Headers:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._flags = room.includes.words_of(source)
+        self._flags = source_room.includes.words_of(source)
         added = self._added()
-        self._roots = [*source.roots, *added, Include(room.includes.SITE)]
+        self._roots = [*source.roots, *added, Include(source_room.includes.SITE)]
         self._all_matches = bool(added)  # a flag's directory may come before or after the others
         self._searched = [(root.path, root.version) for root in self._roots]
         self._is_searched = functools.cache(self._is_below_a_root)
         beside = Path(source.home).parent / "include"  # a root as soon as it is there
         self.absent: set[str] | None = set() if beside.is_dir() else {str(beside)}
         self.named: set[str] = set()
-        self._memory = room.includes.Walked()
+        self._memory = source_room.includes.Walked()
 
     def files(self, paths: Iterable[Path] = ()) -> Iterator[tuple[str, str, bytes]]:
         """Yield (label, path, content) of each file; of a listing of names, with no path.
@@ -188,10 +188,10 @@ class _Headers:
         paths: of the units; by default those of the source.
         """
         queue = [self._file(path) for path in paths or self._source.paths]
-        for name in room.includes.named(self._flags):
-            queue += self._find(queue[0], room.includes.Name(name, quoted=True))
-        whole = False
-        for label, path, data, computed in room.includes.walk(queue, self._find, self._memory):
+        for name in source_room.includes.named(self._flags):
+            queue += self._find(queue[0], source_room.includes.Name(name, quoted=True))
+        whole, walk = False, source_room.includes.walk
+        for label, path, data, computed in walk(queue, self._find, self._memory):
             yield label, path, data
             if computed and not whole:
                 whole = True
@@ -210,13 +210,13 @@ class _Headers:
         known += map(Path, _SYSTEM)
         return [
             Include(path)
-            for path in room.includes.searched(self._flags, declared)
+            for path in source_room.includes.searched(self._flags, declared)
             if not any(Path(path).resolve().is_relative_to(root) for root in known)
         ]
 
     def _file(self, path: Path) -> File:
         self.named.add(str(path))
-        return room.includes.File(self._label(path), str(path))
+        return source_room.includes.File(self._label(path), str(path))
 
     def _folder(self) -> list[File]:
         files = sorted(_files(Path(self._source.folder)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from jitkern import source as room
+from jitkern import source as source_room
 from jitkern.source.dtypes import DTYPES, Constant, codes_of_torch
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import Standin, inner
@@ -129,9 +129,10 @@ def _function(value: Any, plain: FunctionType, source: Source) -> str:
     module = plain.__module__
     if module.partition(".")[0] == "triton":  # whose version is in the key
         return f"function('', {module!r}, {plain.__qualname__!r})"
-    if source.text or not room.triton_function.in_file(plain):
+    if source.text or not source_room.triton_function.in_file(plain):
         raise NotConstant(f"`{plain.__name__}` or the kernel is in no file: put both into files")
-    path, name = os.path.realpath(plain.__code__.co_filename), room.triton_function.name_of(value)
+    path = os.path.realpath(plain.__code__.co_filename)
+    name = source_room.triton_function.name_of(value)
     if path == os.path.realpath(source.paths[0]):
         return f"function('', '', {name!r})"
     file = Path(os.path.relpath(path, source.folder)).as_posix()

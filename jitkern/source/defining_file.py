@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import source as room
+from jitkern import source as source_room
 from jitkern.errors import DeclarationError
 from jitkern.source.dtypes import Constant
 from jitkern.source.kinds import Source
@@ -24,25 +24,25 @@ def unit_of(source: Source, function: str, template: Iterable[tuple[str, Constan
     among the constexprs of a Triton kernel are its `others`.
     """
     if source.in_python and any(isinstance(value, str) for _, value in template):
-        files = room.constants.files_of(value for _, value in template)
+        files = source_room.constants.files_of(value for _, value in template)
         return source.replace(others=tuple(files)) if files else source
     if len(source.files) == 1:
         return source
     texts = {
-        file: room.cpp_text.read(path)
+        file: source_room.cpp_text.read(path)
         for file, path in zip(source.files, source.paths)
         if path.is_file()
     }
     missing = [file for file in source.files if file not in texts]
     if missing:
-        raise DeclarationError(room.closure.missing(Path(source.folder, missing[0])))
-    declared = {file: room.cpp_text.functions_in(text) for file, text in texts.items()}
+        raise DeclarationError(source_room.closure.missing(Path(source.folder, missing[0])))
+    declared = {file: source_room.cpp_text.functions_in(text) for file, text in texts.items()}
     matches = [
         file for file, functions in declared.items()
-        if any(f.defined for f in room.cpp_text.named(functions, function))
+        if any(f.defined for f in source_room.cpp_text.named(functions, function))
     ]  # fmt: skip
     if not matches:
-        name = re.escape(room.cpp_text.last_name(function))
+        name = re.escape(source_room.cpp_text.last_name(function))
         matches = [file for file, text in texts.items() if re.search(rf"\b{name}\b", text)]
     if len(matches) == 1:
         return source.unit(matches[0])
@@ -64,18 +64,18 @@ def _names(functions: list[CppFunction]) -> list[str]:
 
 def defining(source: Source, name: str) -> str:
     """The other file of the source, beside this unit, that mentions a name; else ""."""
-    word = re.compile(rf"\b{re.escape(room.cpp_text.last_name(name))}\b")
+    word = re.compile(rf"\b{re.escape(source_room.cpp_text.last_name(name))}\b")
     paths = {other: Path(source.folder, other) for other in source.others}
     return next(
         (file for file, path in paths.items()
-         if path.is_file() and word.search(room.cpp_text.read(path))),
+         if path.is_file() and word.search(source_room.cpp_text.read(path))),
         "",
     )  # fmt: skip
 
 
 def elsewhere(source: Source, function: str) -> str:
     """A hint for a function that a unit declares and does not define."""
-    name = room.cpp_text.plain_name(function)
+    name = source_room.cpp_text.plain_name(function)
     if file := defining(source, name):
         return (
             f"`{name}` is defined in {file}, and each unit is compiled by itself: "

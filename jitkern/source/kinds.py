@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jitkern import config, source as room
+from jitkern import config, source as source_room
 from jitkern.errors import DeclarationError, call_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, Constant
@@ -257,7 +257,7 @@ class Source:
 
         Raises CacheError where no directory for a text can be written.
         """
-        return room.texts.folder_of({self.files[0]: self.text}) if self.text else self.home
+        return source_room.texts.folder_of({self.files[0]: self.text}) if self.text else self.home
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -385,7 +385,7 @@ class Triton(Source):
     @config.hide_internal_frames
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
-            files, more = room.triton_function.source_of(files)
+            files, more = source_room.triton_function.source_of(files)
             rest = {**more, **rest}  # type: ignore[typeddict-item]
         super().__init__(files, **rest)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jitkern import compilers, config, source as sources
+from jitkern import compilers, config, source as source_room
 from jitkern.cache.entry import Entry
 from jitkern.compilers import torch_extension
 from jitkern.compilers.cuda import toolkit
@@ -81,7 +81,7 @@ class Inline(Extension):
     def folder(self) -> str:
         """The folder of the first file; of texts, a temporary folder that holds them as files."""
         texts = dict(zip(self.files, self.texts))
-        return sources.texts.folder_of(texts) if texts else self.home
+        return source_room.texts.folder_of(texts) if texts else self.home
 
     @property
     def paths(self) -> list[Path]:
@@ -153,7 +153,7 @@ class InlineCompiler(ExtensionCompiler):
 
     def library_digest(self, path: Path) -> str:
         """The digest of a library for the key, which has shared ones by their names."""
-        return "" if sources.includes.is_loaded(path) else super().library_digest(path)
+        return "" if source_room.includes.is_loaded(path) else super().library_digest(path)
 
     def build_of(self, source: Extension, target: Target) -> Build:
         """The build of the source, with Torch's split of flags between c++ and nvcc."""

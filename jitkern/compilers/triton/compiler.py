@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern.compilers import Compiler, triton as room
+from jitkern.compilers import Compiler, triton
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -29,7 +29,7 @@ class TritonCompiler(Compiler):
         return tuple(source.flags)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
-        return [room.build.identity()]
+        return [triton.build.identity()]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-        return room.build.build(variant, target, closure, staging)
+        return triton.build.build(variant, target, closure, staging)
