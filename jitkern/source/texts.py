@@ -12,7 +12,7 @@ import hashlib
 import linecache
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jitkern.cache.temporary_cache import private_root
 from jitkern.files import atomic
@@ -87,12 +87,7 @@ def _located(text: str, span: Span) -> Span:
 
 def shown(file: str) -> str:
     """Return the name of a Python file as its author knows it: `Cell In[3]` in a notebook."""
-    shell = _notebook()
+    get_shell = getattr(builtins, "get_ipython", None)
+    shell = get_shell() if get_shell else None
     named = shell.compile.format_code_name(file) if shell else None
     return " ".join(named) if named else file
-
-
-def _notebook() -> Any:
-    """Return the shell of IPython that runs this process, or None."""
-    get_shell = getattr(builtins, "get_ipython", None)
-    return get_shell() if get_shell else None
