@@ -14,7 +14,6 @@ import functools
 import hashlib
 import itertools
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterable
@@ -203,6 +202,10 @@ def this_abi(*, python: bool) -> str:
 
 
 def _machine() -> str:
+    if hasattr(os, "uname"):
+        return os.uname().machine.lower()
+    import platform  # Windows, where nothing is compiled
+
     return {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
 
 

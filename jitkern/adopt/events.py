@@ -5,7 +5,6 @@ Programs read this file by itself, also in environments without jitkern.
 
 from __future__ import annotations
 
-import json
 import os
 
 FOLDER = "JITKERN_RUN"  # the variable with the folder of the run
@@ -17,6 +16,8 @@ FILE = "events.jsonl"
 
 def note(**event: object) -> None:
     """Append an event to the file of the run; lines of several processes do not mix."""
+    import json  # when something happens, and not at the start of each process
+
     folder = os.environ.get(FOLDER)
     if folder:
         line = json.dumps(event).encode() + b"\n"

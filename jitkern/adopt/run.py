@@ -15,7 +15,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -30,8 +29,8 @@ from jitkern.adopt.machine import machine_of
 from jitkern.cache import VERSION, layout
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError, JitkernError
+from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote.store import Unavailable
 
 EVERY = 300.0  # seconds between two times that what is new is kept, while the command runs
 SETTLED = 10.0  # seconds without a change before a file counts as whole, while the command runs
@@ -102,8 +101,11 @@ class Run:
 
         names = sorted({path.name for _, path in self.cache.places(named)})
         for folder in self.folders if names else ():
-            with self._locked(folder):
-                self._laid += folder.lay(names)
+            try:
+                with self._locked(folder):
+                    self._laid += folder.lay(names)
+            except CacheError as e:
+                self._tell(f"the cache of {folder.jit.name} is not filled: {e}")
 
     def execute(self) -> Report:
         """Run the command, and keep what is new; return what happened."""
@@ -143,7 +145,7 @@ class Run:
             keys = remote.trust.keys_for(url, config.current())
             place = remote.layout.machine_of(str(self.machine.target))
             done = remote.pull.pull(self.cache, store, [place], keys)
-        except (JitkernError, Unavailable) as e:
+        except (JitkernError, remote.store.Unavailable) as e:
             self._tell(f"the remote {url} is not used: {e}")
         else:
             for line in done.failed:
@@ -241,12 +243,14 @@ def _started(command: list[str], environment: Mapping[str, str], mask: Iterable[
 @contextlib.contextmanager
 def _scratch(root: Path) -> Iterator[Path]:
     """Yield a folder of this run alone, from which programs may be started."""
-    places = [Path(tempfile.gettempdir()), root]
-    runs = [place for place in places if not os.statvfs(place).f_flag & os.ST_NOEXEC]
-    with tempfile.TemporaryDirectory(
-        prefix="jitkern-run-", dir=runs[0] if runs else None, ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)
+    temporary = Path(config.current().environment.get("TMPDIR", "/tmp"))  # noqa: S108
+    usable = temporary.is_dir() and not os.statvfs(temporary).f_flag & os.ST_NOEXEC
+    folder = (temporary if usable else root) / f"jitkern-run-{os.urandom(8).hex()}"
+    try:
+        folder.mkdir(0o700)
+        yield folder
+    finally:
+        atomic.delete(folder)
 
 
 def _shims(scratch: Path, path: str) -> Path:
@@ -278,7 +282,9 @@ def _writable_cache() -> Cache:
     """Return the cache of the settings, or a private one above it if it cannot be written."""
     cache = jit.active_cache.open_cache()
     try:
-        with cache.staging():
+        if os.access(cache.root / VERSION, os.W_OK):
+            return cache
+        with cache.staging():  # which makes the root
             return cache
     except CacheError as e:
         private = jit.active_cache.use_temporary(e)

@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ class Root:
 
         Raises CacheError.
         """
-        path = self.root / VERSION / "tmp" / uuid.uuid4().hex
+        path = self.root / VERSION / "tmp" / os.urandom(16).hex()
         try:  # from here on a signal may end this process in good order
             with self._writing():
                 self._create_root()

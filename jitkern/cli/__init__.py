@@ -11,7 +11,6 @@ import importlib
 import io
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -88,6 +87,8 @@ def _report(e: BaseException) -> int:
 
 def _is_of_torch(e: BaseException) -> bool:
     """Return whether an import of Torch failed: it or one of its libraries is missing."""
+    import traceback
+
     frames = [frame for frame, _ in traceback.walk_tb(e.__traceback__)]
     bodies = {f.f_globals["__name__"] for f in frames if f.f_code.co_name == "<module>"}
     return getattr(e, "name", "") == "torch" or "torch" in bodies

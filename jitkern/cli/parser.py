@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 import textwrap
@@ -59,6 +58,8 @@ class Parser(argparse.ArgumentParser):
 
 def near(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?` with the nearest known word, or ""."""
+    import difflib  # for mistakes alone
+
     found = difflib.get_close_matches(word, [*known], 1, _ALIKE)
     return f"; did you mean {found[0]}?" if found else ""
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from jitkern import adopt, cache_tools, config, remote
 from jitkern.adopt.run import Report
-from jitkern.cache_tools import EntryFilter
 from jitkern.cli.output import say
-from jitkern.cli.remote import connection
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -92,6 +90,8 @@ def _write(report: Report, path: Path) -> None:
 
 def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
     """Push the entries for the machine of a run. Raises JitkernError."""
+    from jitkern.cli.remote import connection
+
     key = args.key or config.current().sign_key
     store = connection.writable(connection.opened(args.push))
     target = this.machine.target
@@ -99,7 +99,7 @@ def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
     chosen = {
         entry.path: entry
         for pattern in sorted(hosts)
-        for entry in cache_tools.chosen(this.cache, EntryFilter(target=pattern))
+        for entry in cache_tools.chosen(this.cache, cache_tools.EntryFilter(target=pattern))
     }
     if chosen:
         remote.publish.push(this.cache, chosen.values(), store, key=key, unsigned=key is None)

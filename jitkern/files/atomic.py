@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import uuid
 from pathlib import Path
 
 
@@ -53,7 +52,7 @@ def write(
 
     staging: directory for the temporary file, on the same file system; by default that of `path`.
     """
-    temporary = (staging or path.parent) / f".{path.name}.{uuid.uuid4().hex}"
+    temporary = (staging or path.parent) / f".{path.name}.{os.urandom(16).hex()}"
     try:
         temporary.write_bytes(data)
         temporary.chmod(mode)
