@@ -7,20 +7,22 @@ imports them; see `_PATCHES`.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
-import types
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, whose import would delay the start of each process
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+    from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _beside(name: str) -> types.ModuleType:
     """Return a module of this folder, read by itself."""
-    module = types.ModuleType(f"_jitkern_run_{name}")
+    module = type(sys)(f"_jitkern_run_{name}")
     loader = type(__loader__)(module.__name__, os.path.join(_HERE, f"{name}.py"))  # type: ignore[name-defined]
     loader.exec_module(module)
     sys.modules[module.__name__] = module
@@ -92,14 +94,20 @@ class _ChangingLoader:
 
 
 def _counted(jit: str, name: str, module: Any) -> None:
-    """Have the function `name` of a module counted as a compile of a JIT, and refused."""
-    *owners, last = name.split(".")
-    owner = functools.reduce(getattr, owners, module)
-    compile_it = getattr(owner, last)
+    """Have a function of a module counted as a compile of a JIT, and refused.
+
+    name: the function; or several with `|`, the first of which that is there is taken.
+    """
+    import functools
+
+    names = [part.split(".") for part in name.split("|")]
+    path = next((path for path in names if hasattr(module, path[0])), names[0])
+    owner = functools.reduce(getattr, path[:-1], module)
+    compile_it = getattr(owner, path[-1])
 
     @functools.wraps(compile_it)
     def compiles(*args: Any, **kwargs: Any) -> Any:
-        what = _name_in(args) or name
+        what = _name_in(args) or path[-1]
         _begins(jit, what)
         started = time.perf_counter()
         try:
@@ -107,7 +115,11 @@ def _counted(jit: str, name: str, module: Any) -> None:
         finally:
             _ended(jit, what, time.perf_counter() - started)
 
-    setattr(owner, last, compiles)
+    setattr(owner, path[-1], compiles)
+
+
+def _counter(jit: str, name: str) -> Callable[[Any], object]:
+    return lambda module: _counted(jit, name, module)
 
 
 def _name_in(args: tuple[Any, ...]) -> str:
@@ -196,6 +208,8 @@ def _source_in(words: Any) -> str:
 
 def _count_children(subprocess: Any) -> None:
     """Have the compilers that a process starts counted, with the seconds that they take."""
+    import functools
+
     start, ended = subprocess.Popen.__init__, subprocess.Popen._handle_exitstatus
 
     @functools.wraps(start)
@@ -248,6 +262,8 @@ def _key_numba_by_content(caching: Any) -> None:
 
 def _need_no_header(codecache: Any) -> None:
     """Have Inductor precompile a header for what is not compiled yet alone."""
+    import functools
+
     precompile = codecache._precompile_header
 
     @functools.wraps(precompile)
@@ -261,6 +277,8 @@ def _need_no_header(codecache: Any) -> None:
 
 def _name_compiler_alike(cpp_builder: Any) -> None:
     """Have Inductor leave out of its keys by which path a compiler was started."""
+    import functools
+
     tell = cpp_builder.get_compiler_version_info
 
     @functools.lru_cache(None)
@@ -293,8 +311,7 @@ def _patches() -> dict[str, list[Callable[[Any], object]]]:
     for jit in jits.JITS:
         for place in jit.compiles:
             module, _, name = place.partition(":")
-            patch = functools.partial(_counted, jit.name, name)
-            patches.setdefault(module, []).append(patch)
+            patches.setdefault(module, []).append(_counter(jit.name, name))
     return patches
 
 

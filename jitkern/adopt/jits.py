@@ -79,7 +79,7 @@ JITS = (
         also=(("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1"),)),
     Jit("cupy", {"CUPY_CACHE_DIR": "."}, ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
         places=("~/.cupy/kernel_cache",),
-        compiles=("cupy.cuda.compiler:compile_using_nvrtc",)),
+        compiles=("cupy.cuda.compiler:_compile_using_nvrtc_no_warning|compile_using_nvrtc",)),
     Jit("numba", {"NUMBA_CACHE_DIR": "."}, ("numba", "llvmlite"), unit=1, native=True,
         compiles=("numba.core.dispatcher:_FunctionCompiler.compile",)),
     Jit("warp", {"WARP_CACHE_PATH": "."}, ("warp-lang",), unit=1, native=True,
@@ -87,7 +87,7 @@ JITS = (
     Jit("keops", {"KEOPS_CACHE_FOLDER": "."}, ("pykeops", "keopscore"), unit=1, native=True,
         places=("~/.cache/keops*",)),
     Jit("jax", {"JAX_COMPILATION_CACHE_DIR": "."}, ("jax", "jaxlib"), native=True,
-        compiles=("jax._src.compiler:backend_compile_and_load",)),
+        compiles=("jax._src.compiler:backend_compile_and_load|backend_compile",)),
     Jit("cuda_driver", {"CUDA_CACHE_PATH": "."}, driver=True, places=("~/.nv/ComputeCache",)),
 )  # fmt: skip
 SKIPPED = ("*.lock", "lock", "*.tmp", "*.tmp.*", "tmp.*", ".ninja_*", ".nfs*", "__pycache__")
