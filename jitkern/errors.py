@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  every import pays for this
@@ -155,6 +155,19 @@ def is_ours(e: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name most like a misspelt one, or ""."""
+    import difflib  # for errors alone
+
+    return next(iter(difflib.get_close_matches(name, [*names], n=1)), "")
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a misspelt name, `; did you mean softmax?`; "" if none is near."""
+    near = nearest(name, names)
+    return near and f"; did you mean {near}?"
 
 
 def told(text: str, op: str, place: str = "") -> str:

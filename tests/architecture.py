@@ -26,11 +26,11 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1309,
+    "beside": 1325,
     "files": 448,
-    "config": 1007,
+    "config": 997,
     "cache": 1913,
-    "source": 3483,
+    "source": 3479,
     "cache_tools": 1806,
     "remote": 2311,
     "calls": 728,
@@ -41,10 +41,10 @@ BUDGETS = {
     "launch": 2961,
     "trace": 2752,
     "runtime": 3260,
-    "op": 2909,
+    "op": 2906,
     "raw": 684,
     "dropin": 560,
-    "composition": 4042,
+    "composition": 4037,
     "prewarming": 1921,
     "devtools": 703,
     "inference": 32,

@@ -15,7 +15,8 @@ import torch
 
 from benches.kernels.subject import Subject
 from jitkern import config
-from jitkern.cli.parser import UsageError, near
+from jitkern.cli.parser import UsageError
+from jitkern.errors import meant
 from jitkern.inference.int4 import Int4Weight
 
 Function = Callable[..., Any]
@@ -332,7 +333,7 @@ def check_names(names: Sequence[str]) -> None:
     known = known_names()
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no peer `{name}`{near(name, known)}: {', '.join(known)}")
+            raise UsageError(f"there is no peer `{name}`{meant(name, known)}: {', '.join(known)}")
 
 
 def first_line(e: BaseException) -> str:

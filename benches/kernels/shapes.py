@@ -11,7 +11,8 @@ import torch
 from benches.kernels.subject import Subject
 from jitkern.calls.samples import spell, spelt
 from jitkern.calls.signature import tensors_in
-from jitkern.cli.parser import UsageError, near
+from jitkern.cli.parser import UsageError
+from jitkern.errors import meant
 from jitkern.launch.measure import copied
 
 DTYPES = {"cuda": "bf16", "cpu": "f32"}
@@ -211,7 +212,7 @@ def shapes_of(
         else:
             known = [*table, SAMPLES, "all"]
             raise UsageError(
-                f"{subject.name} has no shape `{name}`{near(name, known)}; there are "
+                f"{subject.name} has no shape `{name}`{meant(name, known)}; there are "
                 f"{', '.join(known)}, and calls like `{_example(subject, device)}`"
             )
     return shapes

@@ -31,7 +31,7 @@ from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
 from jitkern.config.settings import SYSTEM_FILE, user_file
-from jitkern.errors import JitkernError, SettingError
+from jitkern.errors import JitkernError, SettingError, nearest
 from jitkern.target import short_version
 
 TESTED = (  # pairs of Python and Torch: see `make test-matrix`
@@ -337,7 +337,7 @@ def _variables() -> list[Check]:
             value = f"`{key.lower()}` counts only in a settings file, not in the environment"
             remedy = f"move it to {user_file(settings.environment)}"
         else:
-            near = config.nearest(key, (v.removeprefix("JITKERN_") for v in variables))
+            near = nearest(key, (v.removeprefix("JITKERN_") for v in variables))
             value = "is not a setting" + (near and f": did you mean JITKERN_{near}?")
             remedy = f"unset {name}" + (near and f", and set JITKERN_{near}")
         checks.append(Check(name, ok=False, value=value, origin="environment", remedy=remedy))

@@ -6,13 +6,10 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from jitkern.cli.output import say
-from jitkern.errors import JitkernError
-
-_ALIKE = 0.7
+from jitkern.errors import JitkernError, meant
 
 
 class UsageError(JitkernError):
@@ -46,22 +43,14 @@ class Parser(argparse.ArgumentParser):
             sys.exit(2)
         choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
         if choice:
-            message += near(choice[1], re.findall(r"[\w-]+", choice[2]))
+            message += meant(choice[1], re.findall(r"[\w-]+", choice[2]))
         say(f"{message}; see {self.prog} --help")
         sys.exit(2)
 
     def _refuse(self, unknown: list[str]) -> NoReturn:
         wrong = unknown[0].partition("=")[0]
         known = self._option_string_actions if wrong.startswith("-") else ()
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{near(wrong, known)}")
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean …?` with the nearest known word, or ""."""
-    import difflib  # for mistakes alone
-
-    found = difflib.get_close_matches(word, [*known], 1, _ALIKE)
-    return f"; did you mean {found[0]}?" if found else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{meant(wrong, known)}")
 
 
 class _Help(argparse.HelpFormatter):
@@ -71,6 +60,13 @@ class _Help(argparse.HelpFormatter):
         options.setdefault("max_help_position", 28)
         super().__init__(prog, **options)
         self._width = min(self._width, 78)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        del groups  # of options, which the sections below list
+        needed = [a for a in actions if a.required or not a.option_strings]
+        text = super()._format_usage(usage, needed, [], prefix)
+        named = self._prog + " [options]" * (prefix is None)  # else for the name of a subcommand
+        return text.replace(self._prog, named, 1)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", text.strip())

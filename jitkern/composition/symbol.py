@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import torch
 
 from jitkern.composition import expression
 from jitkern.composition.expression import Node
+from jitkern.errors import meant
 from jitkern.source.dtypes import codes_of_torch
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # of Torch by name, see `functions.py`
@@ -204,10 +204,5 @@ def _function(name: str, what: str) -> Callable[..., Any]:
     plain = name.removesuffix("_")
     if plain in FUNCTIONS:
         raise TypeError(f"{name}() changes its argument in place: write {plain}()")
-    near = difflib.get_close_matches(plain, FUNCTIONS, 3)
-    hint = (
-        f"; did you mean {', '.join(near)}?"
-        if near
-        else f"; it knows {', '.join(sorted(FUNCTIONS))}"
-    )
+    hint = meant(plain, FUNCTIONS) or f"; it knows {', '.join(sorted(FUNCTIONS))}"
     raise TypeError(f"a pointwise function has no {what} `{name}`{hint}")

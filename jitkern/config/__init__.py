@@ -32,8 +32,8 @@ from jitkern.config.settings import (
     present,
     tools_in,
 )
-from jitkern.config.values import duration_of, nearest, size_of
-from jitkern.errors import SettingError
+from jitkern.config.values import duration_of, size_of
+from jitkern.errors import SettingError, meant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +60,6 @@ __all__ = [
     "duration_of",
     "follow_preferences",
     "hide_internal_frames",
-    "nearest",
     "number_of",
     "preferences",
     "preferred",
@@ -130,8 +129,7 @@ def using(**settings: Unpack[Settings]) -> Iterator[Config]:
     changes: dict[str, Any] = {**settings}
     before, outer = _using.get(), current()
     for name in changes.keys() - vars(outer).keys():
-        near = nearest(name, vars(outer))
-        raise TypeError(f"there is no setting {name}" + (near and f": did you mean {near}?"))
+        raise TypeError(f"there is no setting {name}{meant(name, vars(outer))}")
     origins = {**outer.origins, **dict.fromkeys(changes, "using"), **changes.get("origins", {})}
     changed = outer.with_changes(**{**changes, "origins": origins})
     differs = _matters_to_c(changed) != _matters_to_c(_process_settings())

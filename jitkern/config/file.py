@@ -14,8 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jitkern.config.values import nearest
-from jitkern.errors import SettingError
+from jitkern.errors import SettingError, meant
 from jitkern.files.trust import why_untrusted_entry
 
 
@@ -35,9 +34,9 @@ def read(path: Path, settings: Collection[str]) -> dict[str, Any]:
     values = _parsed(text, path)
     for key in values.keys() - set(settings):
         names = ", ".join(sorted(settings))
-        near = nearest(key, settings)
-        hint = near and f"; did you mean {near}?"
-        raise SettingError(f"{path}: `{key}` is not a setting: expected one of {names}{hint}")
+        raise SettingError(
+            f"{path}: `{key}` is not a setting: expected one of {names}{meant(key, settings)}"
+        )
     return values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,10 +213,3 @@ def _split(url: str) -> None:
         urlsplit(url)
     except ValueError as e:
         raise ValueError(f"expected {REMOTES}, and {e}") from e
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the name most like a misspelt one, or ""."""
-    import difflib  # for errors alone
-
-    return next(iter(difflib.get_close_matches(name, [*names], n=1)), "")

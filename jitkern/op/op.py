@@ -17,7 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from jitkern import config, launch, op as op_room, trace
 from jitkern.calls.signature import Signature, tensors_in
-from jitkern.errors import DeclarationError, LaunchError, call_site
+from jitkern.errors import DeclarationError, LaunchError, call_site, meant
 from jitkern.op.autograd import Autograd
 from jitkern.op.backend import Backend, Batched, FallbackKernel
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
@@ -195,12 +195,9 @@ class Op(DeclaredOp, Generic[Result]):
         known = {kind for device in DEVICES for kind in launched_on(device)}
         wrong = [kind for kind in kinds if kind not in known]
         if wrong or not kinds:
-            import difflib
-
-            near = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
             raise DeclarationError(
                 f"{self.name}: {call_site()}{method}() takes {', '.join(sorted(known))}, "
-                f"got {kinds}" + (f"; did you mean {near[0]!r}?" if near else "")
+                f"got {kinds}" + "".join(meant(repr(kind), map(repr, known)) for kind in wrong[:1])
             )
 
     def fake(self, function: Function) -> Function:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jitkern import config, source as source_room
-from jitkern.errors import DeclarationError, call_site
+from jitkern.errors import DeclarationError, call_site, meant
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, Constant
 
@@ -74,12 +74,8 @@ def _refusal(text: str) -> DeclarationError:
 
 def unknown_keyword(what: str, given: Iterable[str], known: Iterable[str]) -> str:
     """The message for keywords that a call does not take. what: the call, e.g. `Cpp('f.cpp')`."""
-    import difflib
-
     name, known = next(iter(given)), sorted(known)
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"{what} takes {', '.join(known)}, got {name}{meant}"
+    return f"{what} takes {', '.join(known)}, got {name}{meant(name.lower(), known)}"
 
 
 def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tuple[str, ...]:

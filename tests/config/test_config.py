@@ -111,7 +111,7 @@ def test_using_refuses_what_the_environment_would(name, value, says):
 
 
 def test_a_misspelt_setting_is_told_with_the_one_that_is_meant():
-    with pytest.raises(TypeError, match="no setting complie: did you mean compile"):
+    with pytest.raises(TypeError, match="no setting complie; did you mean compile"):
         jitkern.using(complie="never").__enter__()
 
 
