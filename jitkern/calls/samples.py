@@ -101,8 +101,10 @@ def tensor(text: str) -> torch.Tensor:
     name, _, sizes = text.strip().partition("[")
     shape = [part.strip() for part in sizes[:-1].split(",") if part.strip()]
     problem = f"`{text:.80}` does not describe a tensor, as `f16[64, 1000]` does"
-    if name not in DTYPES or not sizes.endswith("]") or not all(map(_is_size, shape)):
+    if name not in DTYPES:
         raise DeclarationError(f"{problem}; dtypes are {', '.join(DTYPES)}")
+    if not sizes.endswith("]") or not all(map(_is_size, shape)):
+        raise DeclarationError(f"{problem}: sizes are whole numbers between `[` and `]`")
     try:
         dtype = getattr(torch, DTYPES[name].torch)
         return torch.empty([*map(int, shape)], dtype=dtype, device="meta")
@@ -129,7 +131,7 @@ def spelt(signature: Signature, texts: Iterable[str]) -> list[Sample]:
     """
     samples = []
     for text in texts:
-        parts = [part for part in re.findall(r"(?:\[[^\]]*\]|'[^']*'|[^\s,\[])+", text) if part]
+        parts = [part for part in re.findall(r"(?:\[[^\]]*\]?|'[^']*'|[^\s,\[])+", text) if part]
         samples.append(_sample(signature, f"the call `{text}`", [_value(part) for part in parts]))
     return samples
 
@@ -162,19 +164,17 @@ def _is_list(value: Any) -> bool:
 
 
 def _sample(signature: Signature, origin: str, call: Sequence[Any]) -> Sample:
-    problem = signature.misfit(call)
-    if problem:
-        return Sample(origin, problem=f"{origin}, {call!r:.200}: {problem}")
     types = [str(argument.type) for argument in signature.arguments]
     try:
         args = [_tensors(a) if "Tensor" in type_ else a for a, type_ in zip(call, types)]
     except DeclarationError as e:
         return Sample(origin, problem=f"{origin}: {e}")
-    return Sample(origin, tuple(args))
+    problem = signature.misfit(call)
+    return Sample(origin, problem=f"{origin}: {problem}") if problem else Sample(origin, (*args,))
 
 
 def _tensors(value: Any) -> Any:
-    """Return `value` with a meta tensor for each text in it."""
+    """Return `value` with a meta tensor for each text in it. Raises DeclarationError."""
     if _is_list(value):
         return [_tensors(item) for item in value]
-    return tensor(value) if isinstance(value, str) else value
+    return value if value is None or isinstance(value, torch.Tensor) else tensor(str(value))

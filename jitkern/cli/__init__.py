@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 from jitkern import config
 from jitkern._version import __version__
@@ -44,8 +45,8 @@ _WITH_VALUE = ("--cache-dir", "--color")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a submodule here
-    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # paths may not be valid text
+    if argv is None:
+        sys.stdout, sys.stderr = (_Stream.of(stream) for stream in (sys.stdout, sys.stderr))
         warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # Torch's own: no use here
     try:
         if "_ARGCOMPLETE" in config.current().environment:
@@ -65,11 +66,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         use_color("auto")
 
 
+class _Stream(io.FileIO):
+    """A stream to print on, whose reader may go away: the command ends with its own exit code."""
+
+    @classmethod
+    def of(cls, stream: TextIO) -> TextIO:
+        """Return a stream in place of this one, for paths that may not be valid text, too."""
+        if not isinstance(stream, io.TextIOWrapper):
+            return stream
+        raw = io.BufferedWriter(cls(stream.fileno(), "w", closefd=False))
+        return io.TextIOWrapper(
+            raw, stream.encoding, "surrogateescape", line_buffering=stream.line_buffering
+        )
+
+    def write(self, data: Any) -> int:
+        """Write what the reader wants, and then nowhere."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
 def _report(e: BaseException) -> int:
     """Print an error, and return the exit code for it. Raises errors of jitkern itself."""
-    if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     code, message = 1, str(e)
     if isinstance(e, KeyboardInterrupt):
         code, message = 130, "interrupted; what was finished is kept"
@@ -120,8 +140,8 @@ def parser(arguments: list[str]) -> Parser:
             default=argparse.SUPPRESS, help=text,
         )  # fmt: skip
     everywhere.add_argument(
-        "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS,
-        help="color the text (default: auto, on a terminal unless NO_COLOR is set)",
+        "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS, metavar="WHEN",
+        help="auto (default: on a terminal), always or never",
     )  # fmt: skip
     parser = Parser(
         prog="jitkern",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jitkern
-from jitkern import op as op_room, prewarming
+from jitkern import calls, op as op_room, prewarming
 from jitkern.cli.output import say
-from jitkern.cli.parser import UsageError, near
-from jitkern.errors import DeclarationError
+from jitkern.cli.parser import UsageError
+from jitkern.errors import DeclarationError, meant
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
@@ -61,7 +61,7 @@ def take_ops(
 def choose_ops(names: list[str]) -> Chosen:
     """Return the ops that `names` mean: `softmax`, `ns::softmax`, a namespace, package or module.
 
-    Default: all installed ops. Raises UnknownOp, which lists the known ops.
+    Default: all installed ops. Raises UnknownOp.
     """
     return _choose(names, _import_installed())
 
@@ -89,7 +89,7 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
     if not texts:
         return [prewarming.op_calls.OpCalls(op) for op in ops]
     devices = {target.device for target in targets}
-    calls: dict[str, list[str]] = {}
+    spellings: dict[str, list[str]] = {}
     for text in texts:
         name, _, inside = text.strip().removesuffix(")").partition("(")
         named = text.strip().endswith(")")
@@ -97,14 +97,17 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
         if len(fitting) != 1:
             found = f"{len(fitting)} of the chosen ops fit" if named else "name the op"
             raise UsageError(
-                f"--call `{text}`: {found}; write OP(ARGS), as in `softmax(f16[64, 1000])`; the "
-                f"chosen ops are {', '.join(op.name for op in ops)}"
+                f"--call `{text}`: {found}; write OP(ARGS), as in `softmax(f16[64, 1000])`"
             )
-        calls.setdefault(fitting[0].name, []).append(inside if named else text)
+        spelling = inside if named else text
+        for sample in calls.samples.spelt(fitting[0].signature, [spelling]):
+            if sample.problem:
+                raise UsageError(sample.problem)
+        spellings.setdefault(fitting[0].name, []).append(spelling)
     return [
-        prewarming.op_calls.spelt_calls(op, calls[op.name], devices)
+        prewarming.op_calls.spelt_calls(op, spellings[op.name], devices)
         for op in ops
-        if op.name in calls
+        if op.name in spellings
     ]
 
 
@@ -158,11 +161,8 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
             known = op_room.all_ops.all_ops()
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels"
-                + near(
-                    name,
-                    [n for op in known for n in (op, op.removeprefix("jitkern::"))],
-                )
-                + f"; there are: {', '.join(sorted(known))}"
+                + meant(name, [n for op in known for n in (op, op.removeprefix("jitkern::"))])
+                + "; `jitkern list` prints all"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )

@@ -18,12 +18,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from jitkern import cache_tools, calls, config, jit, op as op_room, prewarming, remote, trace
-from jitkern.cache.store import Cache
+from jitkern.cache.entry import Entry
+from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted
 from jitkern.cli import clangd, hints
+from jitkern.cli.cache.filters import opened
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.hints import ExplainRow
-from jitkern.cli.output import BOLD, YELLOW, print_json, say, styled
+from jitkern.cli.output import BOLD, YELLOW, print_json, styled
+from jitkern.cli.parser import UsageError
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -61,7 +64,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     may_be_digest = re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op)
-    if may_be_digest and cache_tools.find(Cache.open(config.current()), args.op):
+    if may_be_digest and cache_tools.find(opened(), args.op):
         return explain_entries(args)
     targets = choose_targets(args.target)
     ops = []
@@ -186,7 +189,7 @@ def _beside(op: Op, traced: Traced, written: Any) -> str:
 
 def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> ExplainRow:
     key = jit.key_of(variant, target)
-    cache = Cache.open(config.current())
+    cache = opened()
     entry = cache.find(key)
     reason = "" if entry else _nearest(key.inputs, target)
     if not entry and config.current().remotes:
@@ -204,7 +207,7 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Ex
 
 def _nearest(inputs: dict[str, Any], target: Target) -> str:
     """Return, in words, which inputs differ from those of the nearest entry alike."""
-    nearest = cache_tools.nearest(Cache.open(config.current()), inputs)
+    nearest = cache_tools.nearest(opened(), inputs)
     if not nearest:
         return f"nothing like it is: {_remedy(inputs['op'], target)}"
     return "nearest entry differs in " + "; ".join(nearest[1])
@@ -214,15 +217,19 @@ def _remedy(op: str, target: Target) -> str:
     return f"jitkern prewarm {op.removeprefix('jitkern::')} --target {target}"
 
 
+def found(text: str) -> list[tuple[Row, Entry]]:
+    """Return the entries that a text names. Raises UsageError if there is none."""
+    matches = cache_tools.find(opened(), text)
+    if not matches:
+        raise UsageError(f"no entry of {config.current().cache_dir} matches `{text}`")
+    return matches
+
+
 def explain_entries(args: argparse.Namespace) -> int:
     """Print how each entry that a digest names differs from its nearest entry."""
-    cache = Cache.open(config.current())
-    matches = cache_tools.find(cache, args.op)
-    if not matches:
-        say(f"no entry of {cache.root} matches `{args.op}`")
-        return 1
+    cache = opened()
     rows = []
-    for row, entry in matches:
+    for row, entry in found(args.op):
         other = cache_tools.nearest(cache, entry.manifest.inputs)
         rows.append({
             **asdict(row),

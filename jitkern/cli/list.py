@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
+from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import print_json
+from jitkern.cli.output import on_screen, print_json
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -34,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(ops=ops, broken=chosen.broken)
         return int(bool(chosen.broken))
-    for op in ops:
+    shown, rest = on_screen(ops, whole=args.level != 0, lines=2)
+    for op in shown:
         kernels = [f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items()]
         marks = [mark for mark in ("differentiable", "fusible") if op[mark]]
         print(f"{op['schema']}\n  {'; '.join([*kernels, *marks]) or 'no kernels'}")
+    if args.level >= 0:
+        print(counted(len(ops), "op") + rest, file=sys.stderr)
     return int(bool(chosen.broken))

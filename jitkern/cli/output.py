@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from jitkern import config
 
@@ -24,6 +25,8 @@ _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redr
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
 _OF_A_COMPILER = _ERROR.replace(": .*)", r": (?:\w+ )?error: .*)")  # rather than of a launch
 _NARROWEST = 6
+_AROUND = 4  # lines of a terminal that a header, a total and two prompts take
+T = TypeVar("T")
 _color = "auto"
 
 
@@ -50,6 +53,18 @@ def print_table(
     for number, row in enumerate(cells):
         line = "  ".join(cut(cell, width).ljust(width) for cell, width in zip(row, widths)).rstrip()
         print(styled(line, DIM) if number == 0 else line)
+
+
+def on_screen(rows: list[T], *, whole: bool, lines: int = 1) -> tuple[list[T], str]:
+    """Return the rows that fit on the terminal, and what a total says of the others, or "".
+
+    whole: all rows fit, as where no terminal is. lines: of a row.
+    """
+    if whole or not sys.stdout.isatty():
+        return rows, ""
+    most = max(1, (shutil.get_terminal_size().lines - _AROUND) // lines)
+    rest = len(rows) - most
+    return rows[:most], f"; {rest} are not shown: add -v" if rest > 0 else ""
 
 
 def cut(text: str, width: int) -> str:

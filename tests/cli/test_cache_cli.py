@@ -75,7 +75,6 @@ def test_ls_filters(put, rows, target):
     assert [r["op"] for r in rows("ls", "--larger-than", "40k")] == ["mylib::softmax"]
     assert [r["op"] for r in rows("ls", "--older-than", "2d")] == ["mylib::gelu"]
     assert rows("ls", "--kind", "triton") == []
-    assert rows("ls", "--layer", "/nowhere") == []
 
 
 def test_ls_sorts_and_limits(put, rows):
@@ -104,6 +103,7 @@ def test_verify_finds_every_damage_and_exits_1(put, cli, rows):
     code, out, err = cli("cache", "verify")
     assert (code, out) == (1, f"{bad.path}: out.so is not what was published\n")
     assert "2 entries, 1 damaged" in err
+    assert [r["path"] for r in rows("ls", "--damaged")] == [str(bad.path)]
     report = json.loads(cli("cache", "verify", "--json")[1].splitlines()[-1])
     assert report["totals"]["damaged"] == 1
     assert {r["path"]: r["ok"] for r in report["entries"]} == {
@@ -124,6 +124,38 @@ def test_stats_tell_sizes_by_target_and_op(put, cli):
     assert sum(totals["bytes_by_target"].values()) == totals["bytes"]
     out = cli("cache", "stats")[1]
     assert "entries          2, " in out and "mylib::a" in out
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "stats", "clear --yes", "pack -o x.tar"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("--op mylib::scle", "has the op `mylib::scle`; did you mean mylib::scale?"),
+        ("--op mylib::scale --op mylib::scle", "has the op `mylib::scle`"),
+        ("--target cuda-sm_9", "has the target `cuda-sm_9`"),
+        ("--layer /nonexistent", "has the layer `/nonexistent`"),
+    ],
+)
+def test_a_misspelt_name_exits_2_everywhere(put, cli, command, name, says):
+    entry = put("mylib::scale")
+    code, out, err = cli("cache", *command.split(), *name.split())
+    assert (code, out, says in err) == (2, "", True), err
+    assert entry.path.exists()
+    assert cli("cache", "ls", "--op", "nosuch*")[0] == 0  # a pattern may fit nothing
+
+
+@pytest.mark.parametrize("gone", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_leaves_the_exit_code(put, cache_dir, gone):
+    (put().path / "out.so").write_bytes(b"")
+    code = "import sys; from jitkern.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "cache", "verify", "--cache-dir", str(cache_dir)]
+    read, write = os.pipe()
+    os.close(read)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: write}
+    done = subprocess.run(command, check=False, text=True, **streams)
+    os.close(write)
+    assert done.returncode == 1
+    assert "damaged" in (done.stderr or "") or "wrong size" in (done.stdout or "")
 
 
 def test_an_empty_cache_is_no_error(cli, cache_dir):
@@ -177,7 +209,7 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
     assert cli("explain", other.manifest.digest[:12])[1] == out
     (row,) = json.loads(cli("explain", other.manifest.digest, "--json")[1])["entries"]
     assert len(row["differences"]) >= 4
-    assert cli("explain", "0123456789abcdef")[0] == 1
+    assert cli("explain", "0123456789abcdef")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -298,7 +330,7 @@ def test_an_entry_is_found_by_its_digest(put, cli):
     for length in (6, 16, 40, 64):
         code, out, _ = cli("cache", "show", entry.manifest.digest[:length])
         assert (code, out.splitlines()[0]) == (0, str(entry.path))
-    assert cli("cache", "show", entry.manifest.digest[:16] + "x" * 4)[0] == 1
+    assert cli("cache", "show", entry.manifest.digest[:16] + "x" * 4)[0] == 2
 
 
 @pytest.mark.parametrize("verb", ["stats", "ls", "verify"])

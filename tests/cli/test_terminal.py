@@ -127,7 +127,7 @@ def test_a_bare_command_prints_help(cli, arguments):
 def test_help_fits_a_terminal_and_speaks_to_users(cli, command):
     code, out, _ = cli(*command.split(), "--help")
     assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(map(len, out.splitlines())) <= 80 and len(out.splitlines()) <= 40
     for flag in ("-v, --verbose", "-q, --quiet", "--color", "--cache-dir"):
         assert flag in out
     for word in ("errors become", "Loads no Torch", "module", "subcommand"):
@@ -235,8 +235,6 @@ def test_a_call_can_be_named(cli, compiler, package):
     code, out, _ = cli("prewarm", "jitkern", "--call", "vec_add(i64[2, 2], i64[2, 2])", "--json")
     assert (code, last_json(out)["results"][0]["variant"]) == (0, "i64")
     assert cli("prewarm", "jitkern", "--call", "i32[3] i32[3]")[0] == 2
-    code, _, err = cli("prewarm", "vec_add", "--call", "f32[3]")
-    assert (code, "got no y for jitkern::vec_add" in err) == (1, True), err
 
 
 def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, duration, opened, size, wanted
+from jitkern.cli.cache.filters import add_filters, duration, named, opened, size, wanted
 from jitkern.cli.output import agreed, print_json
 
 
@@ -57,7 +57,7 @@ def run_clear(args: argparse.Namespace) -> int:
     mine = config.current().cache_dir  # never what a read-only layer holds
     going = [
         (Path(row.path), row.bytes)
-        for row in cache_tools.rows(opened(), wanted(args))
+        for row in named(args, cache_tools.rows(opened(), wanted(args)))
         if Path(row.path).is_relative_to(mine)
     ]
     return _remove(args, going, "remove")

@@ -12,9 +12,9 @@ from typing import Any
 from jitkern import cache_tools, config
 from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted, human_age, human_bytes
-from jitkern.cli.cache.filters import add_filters, opened, wanted
-from jitkern.cli.explain import SHORT, explain_entries
-from jitkern.cli.output import print_json, print_table, say
+from jitkern.cli.cache.filters import add_filters, named, opened, wanted
+from jitkern.cli.explain import SHORT, explain_entries, found
+from jitkern.cli.output import on_screen, print_json, print_table
 
 MOST = 8  # targets, and ops, whose sizes are listed
 
@@ -59,10 +59,10 @@ def run_dir(_: argparse.Namespace) -> int:
 
 
 def run_ls(args: argparse.Namespace) -> int:
-    rows = cache_tools.rows(
-        opened(), wanted(args, problem=args.damaged),
+    rows = named(args, cache_tools.rows(
+        opened(), wanted(args, problem=args.damaged), verify="always" if args.damaged else "size",
         sort=args.sort, reverse=args.reverse, limit=args.limit,
-    )  # fmt: skip
+    ))  # fmt: skip
     if args.json:
         _print_rows(rows)
         return 0
@@ -83,19 +83,17 @@ def run_ls(args: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print_table(header, cells, whole=whole)
+    shown, rest = on_screen(cells, whole=args.level != 0)
+    print_table(header, shown, whole=whole)
     if args.level >= 0:
         total = human_bytes(sum(row.bytes for row in rows))
         where = config.current().cache_dir
-        print(f"{counted(len(rows), 'entry')}, {total}, in {where}", file=sys.stderr)
+        print(f"{counted(len(rows), 'entry')}, {total}, in {where}{rest}", file=sys.stderr)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
-    matches = cache_tools.find(opened(), args.entry)
-    if not matches:
-        say(f"no entry of {config.current().cache_dir} matches `{args.entry}`")
-        return 1
+    matches = found(args.entry)
     if args.json:
         print_json(
             entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in matches]
@@ -108,7 +106,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    rows = cache_tools.rows(opened(), wanted(args), verify="always")
+    rows = named(args, cache_tools.rows(opened(), wanted(args), verify="always"))
     damaged = [row for row in rows if not row.ok]
     if args.json:
         _print_rows(rows, damaged=len(damaged))
@@ -117,7 +115,7 @@ def run_verify(args: argparse.Namespace) -> int:
             print(f"{row.path}: {row.problem}")
         print(
             f"{counted(len(rows), 'entry')}, {len(damaged)} damaged"
-            + ("; the next lookup sets them aside and compiles again" if damaged else ""),
+            + "; what is damaged is rebuilt at its next use" * bool(damaged),
             file=sys.stderr,
         )
     return 1 if damaged else 0
@@ -125,13 +123,13 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def run_stats(args: argparse.Namespace) -> int:
     cache = opened()
-    rows = cache_tools.rows(cache, wanted(args), verify="none")
+    rows = named(args, cache_tools.rows(cache, wanted(args), verify="none"))
     totals = cache_tools.stats(cache, rows)
     if args.json:
         print_json(totals=totals)
         return 0
     print(f"{'entries':16} {totals['entries']}, {human_bytes(totals['bytes'])}")
-    print(f"{'damaged':16} {totals['damaged']}")
+    print(f"{'unreadable':16} {totals['damaged']}; `jitkern cache verify` compares every hash")
     for name in ("target", "op"):
         sizes = sorted(totals[f"bytes_by_{name}"].items(), key=lambda item: -item[1])
         print()

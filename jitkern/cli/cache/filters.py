@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TypeVar
 
-from jitkern import config
+from jitkern import cache_tools, config
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import EntryFilter
-from jitkern.errors import CacheError
+from jitkern.cli.parser import UsageError
+from jitkern.errors import CacheError, meant
+
+KINDS = ("nvrtc", "triton", "cc", "extension", "object", "runtime", "call", "choice", "shortcut")
+T = TypeVar("T")
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +30,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         help="only this target (and host code for it); `*` stands for anything",
     )
     parser.add_argument(
-        "--kind",
-        default="",
-        metavar="K",
-        help="nvrtc, triton, cc, extension, object, runtime, call, choice, shortcut",
+        "--kind", choices=KINDS, default="", metavar="K", help=f"one of {', '.join(KINDS)}"
     )
     parser.add_argument("--layer", default="", metavar="DIR", help="only entries of this root")
     parser.add_argument(
@@ -46,12 +48,39 @@ def wanted(args: argparse.Namespace, *, problem: bool = False) -> EntryFilter:
     )
 
 
-def opened() -> Cache:
-    """Return the cache of the settings. Raises CacheError."""
-    root = config.current().cache_dir
+def named(args: argparse.Namespace, chosen: list[T]) -> list[T]:
+    """Return what was chosen. Raises UsageError for an op, target or root of no entry at all.
+
+    A pattern with `*` may fit nothing, and so may a name in an empty cache.
+    """
+    names = [*(("op", op) for op in args.op), ("target", args.target), ("layer", args.layer)]
+    if (chosen and len(args.op) < 2) or not (every := cache_tools.rows(opened(), verify="none")):
+        return chosen
+    for field, name in names:
+        wanted = EntryFilter(**{field: name})
+        if "*" not in name and not cache_tools.rows(opened(), wanted, verify="none"):
+            known = {n for row in every for n in (row.op, row.op.removeprefix("jitkern::"))}
+            if field != "op":
+                known = {getattr(row, field) for row in every}
+            raise UsageError(
+                f"no entry of {config.current().cache_dir} has the {field} `{name}`"
+                + meant(name, known)
+            )
+    return chosen
+
+
+def opened(*, new: bool = False) -> Cache:
+    """Return the cache of the settings. Raises CacheError.
+
+    new: whether the root may be missing; else it may only where no command line names it.
+    """
+    settings = config.current()
+    root = settings.cache_dir
     if root.exists() and not root.is_dir():
         raise CacheError(f"the cache {root} is a file; remove it, or name a directory")
-    return Cache.open(config.current())
+    if not (new or root.exists()) and settings.cache_dir_origin == "--cache-dir":
+        raise CacheError(f"there is no cache at {root}")
+    return Cache.open(settings)
 
 
 def duration(text: str) -> int:

@@ -10,7 +10,7 @@ from jitkern import cache_tools, config
 from jitkern._version import __version__
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, opened, wanted
+from jitkern.cli.cache.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
@@ -66,7 +66,7 @@ def run_pack(args: argparse.Namespace) -> int:
         say("--name, --version and --platform are for --wheel")
         return 2
     cache = opened()
-    chosen = cache_tools.chosen(cache, wanted(args))
+    chosen = named(args, cache_tools.chosen(cache, wanted(args)))
     path, packed = args.output, len(chosen)
     if args.wheel:
         path = wheel.pack_wheel(
@@ -92,7 +92,7 @@ def run_unpack(args: argparse.Namespace) -> int:
             "the line of the signer's .pub file to `trusted_keys` in "
             f"~/.config/jitkern/config.toml or {SYSTEM_FILE}"
         )
-    done = bundle.unpack(opened(), args.file, keys=keys, dry_run=args.dry_run)
+    done = bundle.unpack(opened(new=True), args.file, keys=keys, dry_run=args.dry_run)
     print(
         f"{counted(done.new, 'entry')} {'would be ' if args.dry_run else ''}unpacked, "
         f"{human_bytes(done.bytes)}; {done.present} were already there",
@@ -105,7 +105,8 @@ def run_unpack(args: argparse.Namespace) -> int:
 
 def run_sign(args: argparse.Namespace) -> int:
     cache = opened()
-    signed = signing.sign(cache, cache_tools.chosen(cache, wanted(args)), args.key)
+    chosen = named(args, cache_tools.chosen(cache, wanted(args)))
+    signed = signing.sign(cache, chosen, args.key)
     if not signed:
         say(f"no entry of {cache.root} matches the options: nothing to sign")
         return 1

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {EXAMPLE}, sm_90 or cpu; repeatable",
+        help=f"such as sm_90, cpu or {EXAMPLE}",
     )
     parser.add_argument(
         "--jobs",
@@ -46,26 +46,26 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         type=_shard,
         default=(1, 1),
         metavar="I/N|auto",
-        help="build only part I (from 1) of N; `auto`: as Slurm, Kubernetes, torchrun, MPI and "
-        "others number the processes of a job",
+        help="build part I (from 1) of N alone; `auto`: as Slurm, torchrun and others number the "
+        "processes",
     )
     parser.add_argument(
         "--engine",
         metavar="E",
-        help=f"build in the workers of {prewarming.engines.FORMS}; the entries come back here",
+        help=f"build in the workers of {prewarming.engines.FORMS}",
     )
     parser.add_argument(
         "--parts",
         type=at_least_one,
         metavar="P",
-        help="how many parts an engine gets (default: 4 for each worker)",
+        help="parts for the engine (default: 4 a worker)",
     )
     parser.add_argument(
         "--from",
         dest="recording",
         type=Path,
         metavar="FILE",
-        help="build exactly what a recorded run used (see `jitkern record`)",
+        help="build what a run of `jitkern record` used",
     )
     parser.add_argument(
         "--call",
@@ -80,11 +80,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )
     parser.add_argument(
         "--push", metavar="URL",
-        help="then push what was built or found to a bucket or directory (see `jitkern remote`)",
+        help="then push what was built or found to a remote",
     )  # fmt: skip
     parser.add_argument(
         "--key", type=Path, metavar="FILE",
-        help="the private key that signs what is pushed (default: the setting sign_key)",
+        help="the private key to sign with (default: sign_key)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

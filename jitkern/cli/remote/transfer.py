@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, opened, wanted
+from jitkern.cli.cache.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
@@ -60,7 +60,7 @@ def run_push(args: argparse.Namespace) -> int:
     key = None if args.unsigned else args.key or config.current().sign_key
     with connected(url) as readable:
         store = writable(readable)
-        chosen = cache_tools.chosen(cache, wanted(args))
+        chosen = named(args, cache_tools.chosen(cache, wanted(args)))
         done = remote.publish.push(
             cache, chosen, store, key=key, unsigned=args.unsigned, keep=args.keep,
             tell=_teller(args),
@@ -88,7 +88,7 @@ def run_pull(args: argparse.Namespace) -> int:
     keys = remote.trust.keys_for(url, config.current())
     with connected(url) as store:
         done = remote.pull.pull(
-            opened(), store, machines_of(args.target), keys, packages=args.packages,
+            opened(new=True), store, machines_of(args.target), keys, packages=args.packages,
             tell=_teller(args),
         )  # fmt: skip
     for line in done.failed:
