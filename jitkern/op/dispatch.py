@@ -270,7 +270,8 @@ class Implementation:
         )
         unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
         wanted = settings.fallback == "reference"
-        if settings.fallback == "raise" or not (wanted or unavailable or waiting or self.pinned):
+        may = wanted or unavailable or waiting or self.pinned
+        if settings.fallback == "raise" or not (may and self.op.declaration.reference):
             for e in reasons:
                 if isinstance(e, NotCached):
                     ordered = self.signature.in_order(args, kwargs)
@@ -290,8 +291,12 @@ class Implementation:
 
     def _error(self, reasons: list[JitkernError]) -> JitkernError:
         if not reasons:
-            return TargetError(
-                f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise"
+            if self.op.declaration.reference:
+                why = f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise"
+                return TargetError(why)
+            remedy = f", or a reference with @{self.op.__name__}.reference"
+            return DeclarationError(
+                f"{self.op.name} has no reference, and {self._lacking()}{remedy}"
             )
         main_error = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
         if len(reasons) == 1:

@@ -14,7 +14,8 @@ import torch
 from author import CALLS, CPU_LAUNCH, DECLARATIONS, PREWARMED
 from helpers import H100, needs_nvrtc
 
-from jitkern.errors import JitkernError
+from jitkern.declare import kernel
+from jitkern.errors import DeclarationError, JitkernError
 from jitkern.op.op import OPS
 
 
@@ -102,6 +103,19 @@ def test_an_op_without_kernels_says_that_it_runs_its_reference(imported, caplog)
     package, module = imported(mistake)
     assert module().scale(torch.ones(3), 2.0).sum() == 6
     assert_told(mistake, package, f"{caplog.messages[-1]}:")
+
+
+def test_an_op_with_neither_kernel_nor_reference_says_so(caplog):
+    op = kernel("neither::f(Tensor x) -> Tensor")
+    try:
+        with pytest.raises(
+            DeclarationError,
+            match=r"^neither::f has no reference, and no kernel is declared for cpu",
+        ):
+            op(torch.ones(3))
+    finally:
+        del OPS["neither::f"]
+    assert not caplog.messages
 
 
 @pytest.mark.long

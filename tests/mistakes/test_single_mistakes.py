@@ -48,6 +48,7 @@ def test_a_text_for_a_list(name):
     [
         ("{name}(Tenser x) -> Tensor", "is not a Torch schema: [^ ]"),
         ("{name}(Tensor x) - Tensor", "is not a Torch schema: [^ ]"),
+        ("{name}(Tensor x, flot y) -> Tensor", "is not a Torch schema: unknown type specifier"),
     ],
 )
 def test_a_schema_that_is_none_has_a_reason(text, says):
