@@ -177,7 +177,7 @@ class Signature:
 
 def _parse(schema: str) -> Any:
     try:
-        parsed = torch._C.parse_schema(schema, False)  # no names stand for types
+        parsed = torch._C.parse_schema(schema, False)  # type: ignore[call-arg]  # no type variables
     except RuntimeError as e:
         raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).strip()}") from e
     if parsed.overload_name:

@@ -18,7 +18,8 @@ from jitkern.adopt.jits import JITS, Jit
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.cache.filters import opened
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import UsageError, near
+from jitkern.cli.parser import UsageError
+from jitkern.errors import meant
 
 _SHOWN = 5  # reasons a JIT
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.folder and (len(rows) != 1 or not args.folder.is_dir()):
         raise UsageError("--from needs the name of one JIT, and a folder that is there")
     machine = adopt.machine.machine_of([args.python], config.current().environment)
-    cache = opened()
+    cache = opened(new=True)
     found = []
     for jit in rows:
         for place in [args.folder] if args.folder else _places(jit):
@@ -67,7 +68,7 @@ def _rows(names: list[str]) -> Iterator[Jit]:
     known = {jit.name: jit for jit in JITS if jit.variables}
     for name in names:
         if name not in known:
-            raise UsageError(f"no JIT is called `{name}`{near(name, known)}: {', '.join(known)}")
+            raise UsageError(f"no JIT is called `{name}`{meant(name, known)}: {', '.join(known)}")
     yield from (known[name] for name in names or known)
 
 

@@ -248,7 +248,7 @@ def missing_header(output: str) -> str:
 def missing_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     name = cpp_text.last_name(variant.function)
-    text = cpp_text.read(variant.source.paths[0])
+    text = cpp_text.masked(cpp_text.read(variant.source.paths[0]))
     if not name or re.search(rf"\b{re.escape(name)}\b", text):
         return ""
     return no_function(variant._replace(function=name), functions)

@@ -152,7 +152,8 @@ def variant_of(
     if unset or unknown or len(names) != len(call.args):
         what = f"{where}: `{call.function}({', '.join(declared.parameters)})`"
         if unset or unknown:
-            wrong = [f"needs the constexpr `{name}`, so pass it" for name in unset]
+            at = f"in brackets: k.{call.function}"
+            wrong = [f"needs the constexpr `{n}`, so pass it {at}[{{'{n}': …}}](…)" for n in unset]
             wrong += [f"has no parameter `{name}`" for name in unknown]
             raise LaunchError(f"{what} {', and '.join(wrong)}")
         raise LaunchError(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitkern import launch
-from jitkern.errors import DeclarationError, LaunchError, defined_at
+from jitkern.errors import DeclarationError, LaunchError, defined_at, meant
 from jitkern.launch import autotune
 from jitkern.launch.call import Call
 from jitkern.launch.resources.device_facts import FACTS
@@ -188,7 +188,8 @@ class KernelFunction:
             unknown = min(set(keywords) - _KEYWORDS)
             raise LaunchError(
                 f"`{self._name}` was called with the unknown keyword `{unknown}`; there are: "
-                f"{', '.join(sorted(_KEYWORDS))}"
+                f"{', '.join(sorted(_KEYWORDS))}{meant(unknown, _KEYWORDS)}; constexprs and other "
+                f"template arguments stand in brackets: `k.{self._name}[{{'{unknown}': …}}](…)`"
             )
         kernels = self._kernels
         kernels._start(Call(self._name, self._template, args, keywords))

@@ -206,7 +206,7 @@ def test_an_undefined_macro_names_it(build):
 
 def test_a_missing_function_lists_what_there_is(build):
     with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
-        build('extern "C" void k(int* x) {}', function="other")
+        build('extern "C" void k(int* x) {}  // no other', function="other")
 
 
 @pytest.mark.parametrize(

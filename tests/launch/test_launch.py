@@ -135,7 +135,7 @@ def test_a_tensor_of_a_type_that_triton_has_not_is_refused(triton_source):
 
 @pytest.mark.parametrize(
     ("name", "template", "count", "says"),
-    [("k", (), 4, "needs the constexpr `B`, so pass it$"), ("k", (("B", 1), ("C", 1)), 4, r"`k\(.*\)` has no parameter `C`$"),
+    [("k", (), 4, r"needs the constexpr `B`, so pass it in brackets: k.k\[\{'B': …\}\]\(…\)$"), ("k", (("B", 1), ("C", 1)), 4, r"`k\(.*\)` has no parameter `C`$"),
      ("k", (("B", 1),), 3, r"`k\(.*, B\)` takes 4 arguments \(.*\), got 3$"),
      ("other", (), 0, "has no @triton.jit function `other`")],
 )  # fmt: skip

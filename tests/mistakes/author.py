@@ -228,7 +228,7 @@ PREWARMED = [
     _gpu("no_block", ", block=256", "", "`block` must be one to three sizes, got None: pass block="),
     _gpu("block_2048", "block=256", "block=2048", "no GPU takes more than 1024 in a block: use a smaller block, and a larger grid"),
     _gpu("grid_float", "(x.numel() + 255) // 256", "x.numel() / 256", "`grid` must be one to three sizes, got 3.90625: divide with //"),
-    _gpu("blocks", "block=256", "blocks=256", "unknown keyword `blocks`; there are: block, carveout, cluster"),
+    _gpu("blocks", "block=256", "blocks=256", "unknown keyword `blocks`; there are: block, carveout, cluster", "did you mean block?", "`k.scale[{'blocks': …}](…)`"),
     _gpu("name_error", "out, x", "undefined, x", "NameError: name 'undefined' is not defined"),
     _host("cuda_no_launch", '@scale.launch("cuda")\n', "", "scale = kernel(", "no launch function for nvrtc: add @scale.launch('cuda')"),
     _of("cu_missing", "scale.cu", "", "", "scale = kernel(", "scale.cu does not exist", "correct the name in the declaration"),
@@ -240,7 +240,7 @@ PREWARMED = [
     _of("triton_missing", "scale_triton.py", "", "", "scale = kernel(", "scale_triton.py does not exist", "correct the name in the declaration", triton=True),
     _host("triton_too_few", "alpha, x.numel(), grid", "alpha, grid", 'k.scale[{"BLOCK"', "`scale(out, x, alpha, n, BLOCK)` takes 4 arguments (out, x, alpha, n), got 3", triton=True),
     _host("triton_no_constexpr", '[{"BLOCK": 256}]', "", "k.scale(out, x, alpha, x.numel(), grid", "needs the constexpr `BLOCK`, so pass it", triton=True),
-    _host("triton_constexpr", '"BLOCK"', '"BLOK"', "BLOK", "needs the constexpr `BLOCK`, so pass it, and has no parameter `BLOK`", triton=True),
+    _host("triton_constexpr", '"BLOCK"', '"BLOK"', "BLOK", "needs the constexpr `BLOCK`, so pass it in brackets: k.scale[{'BLOCK': …}](…), and has no parameter `BLOK`", triton=True),
     _host("triton_name", 'k.scale[{"BLOCK', 'k.scael[{"BLOCK', "k.scael", "has no @triton.jit function `scael`; it has: scale", triton=True),
     _host("triton_power", '"BLOCK": 256', '"BLOCK": 300', 'BLOCK": 300', "arange's range must be a power of 2", triton=True),
 ]  # fmt: skip

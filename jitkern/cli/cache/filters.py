@@ -12,7 +12,9 @@ from jitkern.cache_tools import EntryFilter
 from jitkern.cli.parser import UsageError
 from jitkern.errors import CacheError, meant
 
-KINDS = ("nvrtc", "triton", "cc", "extension", "object", "runtime", "call", "choice", "shortcut")
+KINDS = (
+    "nvrtc", "triton", "cc", "extension", "object", "runtime", "run", "call", "choice", "shortcut",
+)  # fmt: skip
 T = TypeVar("T")
 
 
