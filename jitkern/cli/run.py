@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -90,8 +91,7 @@ def _write(report: Report, path: Path) -> None:
 
 def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
     """Push the entries for the machine of a run. Raises JitkernError."""
-    from jitkern.cli.remote import connection
-
+    connection = importlib.import_module("jitkern.cli.remote.connection")  # for a push alone
     key = args.key or config.current().sign_key
     store = connection.writable(connection.opened(args.push))
     target = this.machine.target
