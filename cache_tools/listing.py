@@ -40,7 +40,7 @@ class Row:
     """A row of a listing, which describes one entry.
 
     kind: kind of source (nvrtc, triton, cc, extension, runtime), `object`, or kind of a record
-        (call, choice, shortcut).
+        (call, choice, decorators, shortcut).
     package: name and version of the package with the source.
     layer: the root that holds the entry.
     bytes: size of all files of the entry.

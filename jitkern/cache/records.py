@@ -1,7 +1,8 @@
 """Records: small things that were found out once, each in the manifest of an entry of its own.
 
 A record says how calls of a class are served (`call`), which configuration is the fastest
-(`choice`), or where the artifact of a drop-in's call lies (`shortcut`). It is named by what a
+(`choice`), where the artifact of a drop-in's call lies (`shortcut`), or that an import of a Triton
+file gives the decorators that its text does (`decorators`). It is named by what a
 process knows without reading a file. What else must be as it was is part of the content, and is
 checked by whoever reads the record. Several records may have the same inputs but for `which`, the
 digest of their content; they have one label, too.

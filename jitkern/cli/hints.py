@@ -116,7 +116,7 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
         variant = inputs.get("variant")
         if not variant or not variant["signature"]:
             continue  # the entry is a choice, not a kernel
-        names = launch.call.declared_in(op.name, source, variant["function"]).parameters
+        names = launch.declared.declared_in(op.name, source, variant["function"]).parameters
         passed = [name for name in names if name not in dict(variant["template"])]
         for i, (name, kind) in enumerate(zip(passed, variant["signature"])):
             if _plain(kind) in ("i32", "i64", "u64"):

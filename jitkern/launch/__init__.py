@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         arguments as arguments,
         autotune as autotune,
         call as call,
+        declared as declared,
         devices as devices,
         geometry as geometry,
         kernels as kernels,

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 import torch
 
 from jitkern import source as source_room
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.errors import LaunchError
+from jitkern.launch.declared import declared_in
 from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig
-from jitkern.source.triton_text import TritonFunction, UntoldByText, functions
+from jitkern.source.triton_text import TritonFunction
 
 
 class Call(NamedTuple):
@@ -103,32 +104,6 @@ def all_configurations(op: str, source: Source, call: Call) -> Iterator[Call]:
 
 def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> TritonConfig:
     return declared.configs[number]
-
-
-def declared_in(op: str, source: Source, function: str) -> TritonFunction:
-    """Return what a launch needs to know of a function of a Triton source.
-
-    It is read from the text. Where that does not tell the decorators, it is read from Triton's
-    objects: the file's module is imported if it was not. Raises CompileError for what launches do
-    not do, DeclarationError for a missing file, LaunchError for a missing function.
-    """
-    path = source.paths[0]
-    if not path.is_file():
-        raise DeclarationError(f"{op}: {source_room.closure.missing(path)}")
-    known = functions(path)
-    if function not in known:
-        raise LaunchError(
-            f"{op}: {path} has no @triton.jit function `{function}`; it has: "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    try:
-        return known[function]
-    except UntoldByText as e:
-        try:
-            live = source_room.triton_globals.imported(source, function)
-        except Exception as cause:  # whatever the statements of the file raise
-            raise e from cause
-        return known.take(function, live, str(e))
 
 
 def variant_of(

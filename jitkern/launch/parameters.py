@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jitkern.errors import JitkernError
+from jitkern.launch.declared import declared_in
 from jitkern.source import cpp_text
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Variant
-from jitkern.source.triton_text import functions
 
 
 def written(
@@ -30,8 +30,7 @@ def written(
 
 
 def _texts_in_triton(variant: Variant) -> list[str]:
-    path = variant.source.paths[0]
-    function = functions(path)[variant.function]
+    function = declared_in(variant.op, variant.source, variant.function)
     compiled_in = dict(variant.template)
     return [name for name in function.parameters if name not in compiled_in]
 

@@ -13,7 +13,8 @@ from typing import Any
 from jitkern import config, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
-from jitkern.launch.call import Call, all_configurations, declared_in, variant_of
+from jitkern.launch.call import Call, all_configurations, variant_of
+from jitkern.launch.declared import declared_in
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.kinds import Source, Triton, Variant
 from jitkern.source.module_spec import spec_in

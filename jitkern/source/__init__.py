@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         module_spec as module_spec,
         texts as texts,
         triton_decorators as triton_decorators,
+        triton_facts as triton_facts,
         triton_function as triton_function,
         triton_globals as triton_globals,
         triton_text as triton_text,

@@ -314,7 +314,7 @@ class _Modules:
             label = os.path.relpath(path, folder).replace(os.sep, "/")
             yield label, os.path.realpath(path), data
             for module in _imported(data):
-                for candidate in _module_files(self._source, path, module):
+                for candidate in module_files(self._source, path, module):
                     if os.path.isfile(candidate):  # noqa: PTH113  most are not
                         queue.append(candidate)
                     else:
@@ -339,7 +339,7 @@ def _imported(text: bytes) -> list[tuple[int, str]]:
     return modules
 
 
-def _module_files(source: Source, importer: str, module: tuple[int, str]) -> list[str]:
+def module_files(source: Source, importer: str, module: tuple[int, str]) -> list[str]:
     """The paths that a module of the source's package may lie at; none for other packages."""
     level, name = module
     parts = name.split(".") if name else []

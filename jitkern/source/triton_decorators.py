@@ -191,8 +191,8 @@ for _use in _USES.split():
 class Standin(Unknown):
     """A module of Triton, or anything in it, that has none of Triton's values."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(TypeError(f"the value of `{name}` is known to Triton alone"))
+    def __init__(self, name: str, error: type[BaseException] = TypeError) -> None:
+        super().__init__(error(f"the value of `{name}` is known to Triton alone"))
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
@@ -200,7 +200,7 @@ class Standin(Unknown):
             return [*KNOWN]
         if name.startswith("__"):
             raise AttributeError(f"`{self._name}.{name}` is known to Triton alone")
-        return KNOWN.get(name) or Standin(f"{self._name}.{name}")
+        return KNOWN.get(name) or Standin(f"{self._name}.{name}", type(self.why))
 
     def __repr__(self) -> str:
         return self._name
@@ -292,6 +292,11 @@ def _kind(value: Any) -> str:
     return kind.__name__.removeprefix("_") if ours or kind.__module__.startswith("triton.") else ""
 
 
+def is_standin(value: Any) -> bool:
+    """Return whether a value stands for an object of Triton."""
+    return isinstance(value, (_Autotuner, _Config, _Heuristics, _JITFunction))
+
+
 def _config(config: Any) -> TritonConfig:
     _refuse("triton.Config", pre_hook=config.pre_hook, ir_override=config.ir_override)
     options = {name: getattr(config, name) for name in TRITON_OPTIONS}
@@ -343,10 +348,10 @@ def difference(read: Decorators, real: Decorators) -> str:
             if [n for n, _ in ours] != [n for n, _ in other]:
                 return f"heuristics: {_listed(ours)} and {_listed(other)}"
             for (key, f), (_, g) in zip(ours, other):
-                if not _alike(f, g, set()):
+                if not is_alike(f, g):
                     return f"the heuristic of `{key}`, or a value that it reads"
         elif name == "pruning":
-            if not _alike(ours and ours[:3], other and other[:3], set()):
+            if not is_alike(ours and ours[:3], other and other[:3]):
                 return "`prune_configs_by`, or a value that it reads"
         elif name != "function":
             shown = [repr(sorted(v) if isinstance(v, frozenset) else v) for v in (ours, other)]
@@ -359,8 +364,9 @@ def _listed(heuristics: Iterable[Heuristic]) -> str:
     return ", ".join(name for name, _ in heuristics) or "none"
 
 
-def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+def is_alike(a: Any, b: Any, seen: set[tuple[int, int]] | None = None) -> bool:
     """Whether a value of a text that was run with stand-ins is what an import makes of it."""
+    seen = set() if seen is None else seen
     if (id(a), id(b)) in seen or isinstance(a, Unknown) or any(a is k for k in KNOWN.values()):
         return True
     seen.add((id(a), id(b)))
@@ -374,7 +380,7 @@ def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
         if not _alike_code(a.__code__, b.__code__):
             return False
         pairs += _globals_of(a, b, a.__code__)
-    return all(_alike(x, y, seen) for x, y in pairs) and (bool(pairs) or _shown(a) == _shown(b))
+    return all(is_alike(x, y, seen) for x, y in pairs) and (bool(pairs) or _shown(a) == _shown(b))
 
 
 def parts_of(value: Any) -> list[Any]:

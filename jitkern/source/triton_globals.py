@@ -47,7 +47,7 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
         by_file.setdefault(file, []).append((name, compiled))
     for file, values in by_file.items():
         path = os.path.normpath(Path(os.path.realpath(source.folder), file))
-        for names, (name, compiled) in itertools.product(_of_file(path), values):
+        for names, (name, compiled) in itertools.product(names_of_file(path), values):
             if name in names and (present := text_of(names[name])) not in ("", compiled):
                 raise DeclarationError(
                     f"`{name}` of {path} is {present} in this process, and {compiled} by the text "
@@ -59,7 +59,7 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
 def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if not source.text:
-        for names in _of_file(os.path.realpath(source.paths[0])):
+        for names in names_of_file(os.path.realpath(source.paths[0])):
             if type(value := names.get(function)).__module__.startswith("triton."):
                 return value
     return None
@@ -85,7 +85,7 @@ def imported(source: Source, function: str) -> Any:
     return getattr(module, function)
 
 
-def _of_file(path: str) -> Iterator[dict[str, Any]]:
+def names_of_file(path: str) -> Iterator[dict[str, Any]]:
     """The names of each module that this process has imported from a file."""
     last = os.path.basename(path)  # noqa: PTH119  of each imported module
     for module in [*sys.modules.values()]:

@@ -12,12 +12,14 @@ import ast
 import builtins
 import contextlib
 import copy
+import dis
 import functools
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jitkern.errors import CompileError
@@ -34,6 +36,7 @@ from jitkern.source.triton_decorators import (
     Unknown,
     UnsupportedDecorator,
     inner,
+    is_standin,
     parameters_of,
     read,
     unwrapped,
@@ -52,6 +55,12 @@ PURE = frozenset((  # modules whose results follow from arguments alone
     "itertools", "math", "operator", "types", "typing", "typing_extensions",
 ))  # fmt: skip
 READING = frozenset(("breakpoint", "input", "open"))  # builtins that read other data
+ANY_NAME = frozenset(  # by these, a statement may give any name another value
+    ("__dict__", "eval", "exec", "globals", "locals", "vars")
+)
+_MODULES = frozenset(("__import__", "import_module", "modules"))  # these give any module,
+_STORING = frozenset(("__setattr__", "delattr", "setattr"))  # and these give it values
+_KNOWN = "__known__"  # the name of `_known` in texts
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -67,7 +76,7 @@ class TritonFunction(NamedTuple):
     the arguments that each measured run finds as zeros, or as they were. heuristics: of
     `@triton.heuristics`: constexprs computed from the rest; the first `before` of them before a
     configuration is chosen. pruning: its `prune_configs_by`.
-    unread: why the text does not tell all this; then it was read from Triton's objects.
+    unread: what beyond the text tells this, and why the text does not.
     """
 
     parameters: tuple[str, ...]
@@ -95,18 +104,25 @@ class TritonFunction(NamedTuple):
 
 
 class Functions(Mapping[str, TritonFunction]):
-    """The jit functions of a file; each is read when first asked for. Raises CompileError."""
+    """The jit functions of a file; each is read when first asked for. Raises CompileError.
 
-    def __init__(self, path: str, tree: ast.Module) -> None:
+    names: the values that the statements give, if they have been run.
+    """
+
+    def __init__(self, path: str, tree: ast.Module, names: dict[str, Any] | None = None) -> None:
         self._path = path
         self._tree = tree
+        self._known_names = names
+        self.others: dict[str, Any] = {}  # what is known of functions that the text does not tell
         nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self._listed = list(dict.fromkeys(node.name for node in nodes if is_kernel(node)))
         self._read: dict[str, TritonFunction] = {}
 
     @functools.cached_property
     def _names(self) -> dict[str, Any]:
-        text = _LaunchText(self._path)
+        if self._known_names is not None:
+            return self._known_names
+        text = LaunchText(self._path)
         text.run(self._tree)
         return text.names
 
@@ -127,30 +143,6 @@ class Functions(Mapping[str, TritonFunction]):
             raise CompileError(f"{self._path}({line}): error: {e}") from e
         except TypeError:
             raise KeyError(name) from None
-
-    def take(self, name: str, function: Any, why: str) -> TritonFunction:
-        """Read a function from the object that an import of the file gave its name.
-
-        why: the text does not tell. Raises CompileError, too, for a file edited since its import.
-        """
-        if name not in self._read:
-            try:
-                found = read(function)
-            except (TypeError, UnsupportedDecorator) as e:
-                raise CompileError(f"`{name}` of {self._path}: {e}") from e
-            while not hasattr(function, "params"):
-                function = function.fn
-            own = _parameters_in(function.src, found.function.__name__)
-            with contextlib.suppress(OSError):
-                now = _parameters_in(Path(self._path).read_text(), found.function.__name__)
-                if now and now != own:
-                    raise CompileError(
-                        f"{self._path}: error: `{name}` was edited since its import: reload it"
-                    )
-            texts = {p.name: p.annotation_type for p in function.params}
-            texts |= {p.name: "constexpr" for p in function.params if p.is_constexpr}
-            self._read[name] = declared(found, self._path, texts)._replace(unread=why)
-        return self._read[name]
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -179,6 +171,27 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     except SyntaxError as e:
         raise CompileError(f"{path}({e.lineno}): error: {e.msg}") from e
     return Functions(path, tree)
+
+
+def of_object(path: str, name: str, function: Any, why: str) -> TritonFunction:
+    """Read a function from the object that an import of its file gave its name.
+
+    why: the text does not tell. Raises CompileError, too, for a file edited since its import.
+    """
+    try:
+        found = read(function)
+    except (TypeError, UnsupportedDecorator) as e:
+        raise CompileError(f"`{name}` of {path}: {e}") from e
+    while not hasattr(function, "params"):
+        function = function.fn
+    own = _parameters_in(function.src, found.function.__name__)
+    with contextlib.suppress(OSError):
+        now = _parameters_in(Path(path).read_text(), found.function.__name__)
+        if now and now != own:
+            raise CompileError(f"{path}: error: `{name}` was edited since its import: reload it")
+    texts = {p.name: p.annotation_type for p in function.params}
+    texts |= {p.name: "constexpr" for p in function.params if p.is_constexpr}
+    return declared(found, path, texts)._replace(unread=why)
 
 
 def _parameters_in(text: str, name: str) -> str:
@@ -244,12 +257,15 @@ class PythonText(abc.ABC):
     """
 
     flags = __future__.annotations.compiler_flag  # annotations are texts
+    any_name = ANY_NAME
 
     def __init__(self, path: str, names: dict[str, Any], triton: dict[str, Any]) -> None:
         self.path = path
         self.names = names
         self._given = {**KNOWN, **triton}
         self._not_imported: set[str] = set()
+        self._began = True  # whether the last statement did more than read names
+        self.lost: BaseException | None = None  # why any name may have another value than it has
         names["__builtins__"] = {**vars(builtins), "__import__": self._import}
 
     def run(self, tree: ast.Module) -> None:
@@ -281,6 +297,60 @@ class PythonText(abc.ABC):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self._not_imported |= given
             self.names.update((name, self._given[name]) for name in given & self._given.keys())
+
+    def _begin(self, node: ast.stmt) -> None:
+        """Note that a statement runs, unless it is a class of what is unknown, which it raises."""
+        self._began = False
+        if isinstance(node, ast.ClassDef):
+            for part in (*node.decorator_list, *node.bases):
+                if all(isinstance(n, (ast.Attribute, ast.Name, ast.Load)) for n in ast.walk(part)):
+                    code = compile(ast.Expression(part), self.path, "eval")
+                    known(eval(code, self.names))  # noqa: S307  the kernel author's own code
+        self._began = True
+
+    def _forget(self, node: ast.stmt, error: BaseException) -> None:
+        """Make unknown what a statement may have changed before it failed, also by functions."""
+        if not self._began:
+            return
+        ran = [node]
+        if isinstance(node, ast.FunctionDef):
+            defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+            ran = [
+                ast.copy_location(ast.Expr(part), part)
+                for part in (*node.decorator_list, *defaults)
+            ]
+        codes = [compile(ast.Module(ran, []), self.path, "exec")]
+        changed: set[str] = set()
+        stores = modules = False
+        for code in codes:  # it grows
+            words = {*code.co_names}
+            codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+            values = [self.names[name] for name in words & self.names.keys()]
+            functions = [value for value in values if isinstance(value, FunctionType)]
+            codes += [f.__code__ for f in functions if f.__code__ not in codes]
+            steps = [*dis.get_instructions(code)]
+            changed |= {s.argval for s in steps if s.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+            changed |= {n for n in words & self.names.keys() if self._may_change(self.names[n])}
+            stores |= not words.isdisjoint(_STORING)
+            stores |= any(step.opname in ("STORE_ATTR", "DELETE_ATTR") for step in steps)
+            modules |= not words.isdisjoint(_MODULES)
+            if words & self.any_name or any(map(self._reaches_out, values)):
+                self.lost = self.lost or error
+        if stores and modules:
+            self.lost = self.lost or error
+        self.names.update(dict.fromkeys(changed, Unknown(error)))
+
+    def _reaches_out(self, value: Any) -> bool:
+        """Whether a statement that is given a value may change any name by it."""
+        return value is self.names or (isinstance(value, ModuleType) and vars(value) is self.names)
+
+    def _may_change(self, value: Any) -> bool:
+        """Whether a statement that is given a value may change it."""
+        if isinstance(value, (FunctionType, ModuleType, Unknown)):
+            return False
+        if type(value).__module__.partition(".")[0] == "triton" or is_standin(value):
+            return False
+        return isinstance(value, (dict, list, set)) or hasattr(value, "__dict__")
 
     @abc.abstractmethod
     def _explained(self, error: BaseException, line: int) -> BaseException:
@@ -327,12 +397,60 @@ class PythonText(abc.ABC):
         exec(code, self.names)  # noqa: S102  the kernel author's own code
 
 
-class _LaunchText(PythonText):
-    """A file as a launch reads it: with stand-ins for Triton, and modules that only compute."""
+class AskingKnown(ast.NodeTransformer):
+    """Has a statement that asks which object an unknown value is fail, as all its other uses do.
+
+    Functions are left as they are.
+    """
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            node.left, *node.comparators = map(known_only, (node.left, *node.comparators))
+        return node
+
+    def visit(self, node: ast.AST) -> Any:
+        is_later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        return node if is_later else super().visit(node)
+
+
+def known_only(value: ast.expr) -> ast.expr:
+    """Return an expression that fails where the value is unknown."""
+    call = ast.Call(ast.Name(_KNOWN, ast.Load()), [value], [])
+    return ast.fix_missing_locations(ast.copy_location(call, value))
+
+
+def known(value: Any) -> Any:
+    """Return the value; raises why it is unknown if it is."""
+    if isinstance(value, Unknown):
+        raise value.why
+    return value
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    return isinstance(known(value), kinds)
+
+
+# Builtins of texts whose unknown values raise what no `except` of a text is to catch.
+ASKING_KNOWN = {_KNOWN: known, "isinstance": _is_instance, "BaseException": Exception}
+
+
+class NotImported(Exception):
+    """A text that is read imports a module; no `except ImportError` of the text is to catch it."""
+
+
+class LaunchText(PythonText):
+    """A file as a launch reads it: with stand-ins for Triton, and modules that only compute.
+
+    known_to_triton, not_imported: the errors where a statement needs more.
+    """
+
+    known_to_triton: type[BaseException] = TypeError
+    not_imported: type[BaseException] = NotImported
 
     def __init__(self, path: str) -> None:
         names = {"math": math, "__name__": Path(path).stem}
-        triton = {"triton": Standin("triton"), "tl": Standin("triton.language")}
+        triton = {"triton": self._standin("triton"), "tl": self._standin("triton.language")}
         super().__init__(path, names, triton)
         self.names.update(self._given)
         builtin = self.names["__builtins__"]
@@ -345,12 +463,20 @@ class _LaunchText(PythonText):
     ) -> Any:
         top = name.partition(".")[0]
         if top == "triton" and not level:
-            return Standin(name if fromlist else top)
+            return self._standin(name if fromlist else top)
         if top in PURE and not level:
             return __import__(name, names, local, fromlist)
+        if (found := self._beyond(name, fromlist or (), level)) is not None:
+            return found
         line = sys._getframe(1).f_lineno
         told = f"line {line} imports a module, {'.' * level}{name}, which a launch does not"
-        raise NotImported(told)
+        raise self.not_imported(told)
+
+    def _standin(self, name: str) -> Standin:
+        return Standin(name, self.known_to_triton)
+
+    def _beyond(self, name: str, members: Sequence[str], level: int) -> Any:
+        """Return what an import of another module gives, if that is known; else None."""
 
     def run(self, tree: ast.Module) -> None:
         """Run the statements, with kernels, which are never called, as their declarations."""
@@ -370,10 +496,6 @@ class _LaunchText(PythonText):
             f"{self.path}({line}): error: a launch must evaluate this without importing Triton, "
             f"and cannot: {type(error).__name__}: {error}"
         )
-
-
-class NotImported(Exception):
-    """A text that is read imports a module; no `except ImportError` of the text is to catch it."""
 
 
 def is_kernel(node: ast.FunctionDef) -> bool:

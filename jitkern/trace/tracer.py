@@ -11,7 +11,8 @@ import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.call import Call, address_of, declared_in, expanded
+from jitkern.launch.call import Call, address_of, expanded
+from jitkern.launch.declared import declared_in
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of

@@ -13,7 +13,8 @@ from jitkern.cli.parser import UsageError
 from jitkern.errors import CacheError, meant
 
 KINDS = (
-    "nvrtc", "triton", "cc", "extension", "object", "runtime", "run", "call", "choice", "shortcut",
+    "nvrtc", "triton", "cc", "extension", "object", "runtime", "run", "call", "choice",
+    "decorators", "shortcut",
 )  # fmt: skip
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jitkern.compilers.triton.own_modules import (
-    ANY_NAME,
     INSTEAD,
     NeedsTorch,
     NotCovered,
@@ -20,7 +19,7 @@ from jitkern.compilers.triton.own_modules import (
 )
 from jitkern.source.global_names import code_names
 from jitkern.source.triton_decorators import Unknown, inner, parts_of
-from jitkern.source.triton_text import READING
+from jitkern.source.triton_text import ANY_NAME, READING
 
 
 class Origins:

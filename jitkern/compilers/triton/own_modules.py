@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import dis
 import functools
 import importlib
 import importlib.util
@@ -24,12 +23,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from jitkern.source.module_spec import spec_in
 from jitkern.source.triton_decorators import KNOWN, Unknown
-from jitkern.source.triton_text import PURE, READING, PythonText, given_by, is_kernel
+from jitkern.source.triton_text import (
+    ASKING_KNOWN,
+    PURE,
+    READING,
+    AskingKnown,
+    PythonText,
+    given_by,
+    is_kernel,
+)
 
 # The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = PURE | {"packaging", "sys", "torch", "triton"}
@@ -39,12 +46,6 @@ _OF_THE_MACHINE = (  # or of files
 )  # fmt: skip
 _DECORATING = ("triton.runtime.autotuner", "triton.runtime.jit")  # but what they define
 _OF_THE_KEY = ("os.environ", "os.getenv")  # only variables that a source names are there
-ANY_NAME = frozenset(  # by these, a statement may give any name another value
-    ("__dict__", "eval", "exec", "globals", "locals", "vars")
-)
-_MODULES = frozenset(("__import__", "import_module", "modules"))  # these give any module,
-_STORING = frozenset(("__setattr__", "delattr", "setattr"))  # and these give it values
-_KNOWN = "__known__"  # the name of `_known` in texts
 INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
 
 
@@ -256,10 +257,8 @@ class OwnText(PythonText):
         if "annotations" not in futures:
             self.flags = 0
         self._ran = False
-        self._began = True  # whether the last statement did more than read names
         self._failed: dict[str, ast.stmt] = {}  # the statements that gave names no values
         self._above: dict[str, list[ast.expr]] = {}  # decorators of kernels that failed
-        self.lost: BaseException | None = None  # why any name may have another value than it has
         self.module = ModuleType(name)
         is_package = Path(path).name == "__init__.py"
         own = vars(self.module)
@@ -271,9 +270,7 @@ class OwnText(PythonText):
         given.update(triton=modules.seen(triton), tl=modules.seen(triton.language))
         super().__init__(path, own, given)
         own["__builtins__"].update({name: self._reading(name) for name in READING})
-        own["__builtins__"].update(
-            {_KNOWN: _known, "isinstance": _is_instance, "BaseException": Exception}
-        )
+        own["__builtins__"].update(ASKING_KNOWN)
         # Triton reads the text of a function here, as `inspect` does.
         lines = io.StringIO(importlib.util.decode_source(self._data) + "\n").readlines()
         linecache.cache[path] = len(self._data), None, lines, path
@@ -375,14 +372,8 @@ class OwnText(PythonText):
         return error
 
     def _exec(self, node: ast.stmt) -> None:
-        self._began = False
-        if isinstance(node, ast.ClassDef):
-            for part in (*node.decorator_list, *node.bases):
-                if all(isinstance(n, (ast.Attribute, ast.Name, ast.Load)) for n in ast.walk(part)):
-                    code = compile(ast.Expression(part), self.path, "eval")
-                    _known(eval(code, self.names))  # noqa: S307  the kernel author's own code
-        self._began = True
-        super()._exec(_Asked().visit(node))
+        self._begin(node)
+        super()._exec(AskingKnown().visit(node))
 
     def _decorated(self, node: ast.FunctionDef) -> Any:
         if not is_kernel(node):
@@ -403,63 +394,16 @@ class OwnText(PythonText):
         return value
 
     def _fail(self, node: ast.stmt, error: BaseException) -> None:
-        """Make unknown what the statement gives and what it may change, also by functions."""
         super()._fail(node, error)
         self._failed.update(dict.fromkeys(given_by(node), node))
         if "*" in given_by(node):
             self.names.update(self._given)
-        if not self._began:
-            return
-        codes = [compile(ast.Module([node], []), self.path, "exec")]
-        changed: set[str] = set()
-        stores = modules = False
-        for code in codes:  # it grows
-            words = {*code.co_names}
-            codes += [part for part in code.co_consts if isinstance(part, CodeType)]
-            values = [self.names[name] for name in words & self.names.keys()]
-            functions = [v.__code__ for v in values if isinstance(v, FunctionType)]
-            codes += [function for function in functions if function not in codes]
-            steps = [*dis.get_instructions(code)]
-            changed |= {s.argval for s in steps if s.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-            changed |= {n for n in words & self.names.keys() if _may_change(self.names[n])}
-            stores |= not words.isdisjoint(_STORING)
-            stores |= any(step.opname in ("STORE_ATTR", "DELETE_ATTR") for step in steps)
-            modules |= not words.isdisjoint(_MODULES)
-            if words & ANY_NAME or any(v is self.module or v is self.names for v in values):
-                self.lost = self.lost or error
-        if stores and modules:
-            self.lost = self.lost or error
-        self.names.update(dict.fromkeys(changed, Unknown(error)))
+        self._forget(node, error)
 
-
-class _Asked(ast.NodeTransformer):
-    """Has a statement that asks which object an unknown value is fail, as all its other uses do."""
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        self.generic_visit(node)
-        if any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-            node.left, *node.comparators = map(_asked, (node.left, *node.comparators))
-        return node
-
-    def visit(self, node: ast.AST) -> Any:
-        is_later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        return node if is_later else super().visit(node)
-
-
-def _asked(value: ast.expr) -> ast.expr:
-    call = ast.Call(ast.Name(_KNOWN, ast.Load()), [value], [])
-    return ast.fix_missing_locations(ast.copy_location(call, value))
-
-
-def _known(value: Any) -> Any:
-    """The value; raises why it is unknown if it is."""
-    if isinstance(value, Unknown):
-        raise value.why
-    return value
-
-
-def _is_instance(value: Any, kinds: Any) -> bool:
-    return isinstance(_known(value), kinds)
+    def _may_change(self, value: Any) -> bool:
+        if isinstance(value, type) and value.__module__.partition(".")[0] in _FOLLOWED:
+            return False
+        return not isinstance(value, Part) and super()._may_change(value)
 
 
 def refusal(full: str, value: Any, origin: str) -> NotCovered | None:
@@ -485,14 +429,3 @@ def is_tritons(value: Any) -> bool:
     function = getattr(value, "fn", value)
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     return package == "triton" and hasattr(function, "__qualname__")
-
-
-def _may_change(value: Any) -> bool:
-    """Whether a statement that is given a value may change it."""
-    if isinstance(value, (FunctionType, ModuleType, Part, Unknown)):
-        return False
-    if isinstance(value, type) and value.__module__.partition(".")[0] in _FOLLOWED:
-        return False
-    if type(value).__module__.partition(".")[0] == "triton":
-        return False
-    return isinstance(value, (dict, list, set)) or hasattr(value, "__dict__")
