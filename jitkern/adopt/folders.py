@@ -106,6 +106,8 @@ class Folder:
         state = self._state() if root is None else {"entries": [], "files": {}}
         self._root = root or self.path
         files = self._files()
+        if not all(map(self._is_there, state["entries"])):
+            state["files"] = {}  # entries were evicted or cleared: what they had is new again
         known: dict[str, Any] = state["files"]
         fresh = {path for path, status in files.items() if self._is_new(path, status, known)}
         units: dict[str, list[str]] = defaultdict(list)
@@ -127,12 +129,17 @@ class Folder:
                 size = sum(files[path].st_size for path in paths)
                 done = done._replace(files=done.files + len(paths), bytes=done.bytes + size)
                 continue
-            with contextlib.suppress(OSError):  # removed meanwhile: it is not kept
+            with self._writing(), contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 done = self._publish(paths, state, done)
-        if done.files and root is None:
+        if root is None:
             with self._writing():
-                self._save(state)
+                self._save(state)  # also where nothing is new: its time is that of the last use
         return done
+
+    def _is_there(self, name: str) -> bool:
+        """Return whether the cache or one of its layers has an entry of this name."""
+        roots = (self._cache.root, *self._cache.layers)
+        return any((root / VERSION / self._target / name).is_dir() for root in roots)
 
     def _is_new(self, path: str, status: os.stat_result, known: Mapping[str, Any]) -> bool:
         """Return whether a file has other content than when it was laid or kept."""
@@ -147,19 +154,19 @@ class Folder:
 
     def _publish(self, paths: list[str], state: dict[str, Any], done: Kept) -> Kept:
         stamps = {path: _stamp((self._root / path).lstat()) for path in paths}
-        digests = {path: digest(self._root / path) for path in paths}
-        if stamps != {path: _stamp((self._root / path).lstat()) for path in paths}:
-            return done  # written right now
-        inputs = {
-            "schema": SCHEMA, "op": self._op, "target": self._target, "source": {"kind": KIND},
-            "jit": self._facts, "files": digests,
-        }  # fmt: skip
-        key = Key(inputs, digest_of(inputs), self._label)
+        numbers = {path: str(number) for number, path in enumerate(paths)}
         with self._cache.staging() as staging:
-            for number, path in enumerate(paths):
-                shutil.copyfile(self._root / path, staging / str(number))
-            named = {str(number): path for number, path in enumerate(paths)}
-            meta = {"files": named, "made": time.time_ns()}
+            for path, number in numbers.items():
+                shutil.copyfile(self._root / path, staging / number)
+            digests = {path: digest(staging / number) for path, number in numbers.items()}
+            if stamps != {path: _stamp((self._root / path).lstat()) for path in paths}:
+                return done  # written right now
+            inputs = {
+                "schema": SCHEMA, "op": self._op, "target": self._target, "source": {"kind": KIND},
+                "jit": self._facts, "files": digests,
+            }  # fmt: skip
+            key = Key(inputs, digest_of(inputs), self._label)
+            meta = {"files": {n: path for path, n in numbers.items()}, "made": time.time_ns()}
             self._cache.publish(key, staging, Manifest(inputs, meta=meta))
         state["entries"].append(key.name)
         state["files"].update({path: [*stamps[path], digests[path]] for path in paths})
@@ -188,11 +195,7 @@ class Folder:
     def _unit(self, path: str) -> str:
         """Return what is only whole together with a file: its first folders, or the file itself."""
         parts = path.split("/")
-        return (
-            "/".join(parts[: self.jit.unit])
-            if self.jit.unit < len(parts) and self.jit.unit
-            else path
-        )
+        return "/".join(parts[: self.jit.unit]) if 0 < self.jit.unit < len(parts) else path
 
     def _write(self, path: str, entry: Entry, number: str, state: dict[str, Any]) -> int:
         """Write a file of an entry unless one is there; return how many were written."""
@@ -224,6 +227,15 @@ class Folder:
             yield
         except OSError as e:
             raise self._cache.write_error(e) from e
+
+
+def sweep(cache: Cache, max_age: float) -> None:
+    """Delete the folders that no run has used for so many seconds; 0 keeps all."""
+    for place in (cache.root / VERSION / JITS).glob("*/*/") if max_age else ():
+        with contextlib.suppress(OSError):
+            if time.time() - place.with_name(f"{place.name}.json").stat().st_mtime > max_age:
+                atomic.delete(place)
+                atomic.delete(place.with_name(f"{place.name}.json"))
 
 
 RECORD = "jitkern.json"  # what a build by ninja depends on; see `ninja`

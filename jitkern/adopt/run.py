@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jitkern import cache as room, config, jit, remote
-from jitkern.adopt import events, jits
+from jitkern.adopt import events, folders, jits
 from jitkern.adopt.folders import KIND, Folder
 from jitkern.adopt.machine import machine_of
 from jitkern.cache import VERSION, layout
@@ -114,6 +114,7 @@ class Run:
             environment = {**self._environment, **self._variables(scratch)}
             code = self._supervised(environment)
             self.keep()
+            folders.sweep(self.cache, config.current().max_age)
             happened = _events(scratch)
         return Report(
             code, time.monotonic() - started,

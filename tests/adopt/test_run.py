@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools
+from jitkern.adopt.run import Run
+from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 
 # A JIT as tvm-ffi is one: a folder for each source, in which ninja builds a library.
@@ -157,7 +159,7 @@ def test_a_build_is_served_elsewhere_without_a_compiler(
     assert "builds served: 1" in done.stderr
 
 
-@pytest.mark.parametrize("edited", ["answer.h", "answer.c"])
+@pytest.mark.parametrize("edited", ["answer.h", pytest.param("answer.c", marks=pytest.mark.long)])
 def test_an_edited_file_is_compiled_again_or_refused(run, cache_dir, folder, edited):
     run()
     (folder / edited).write_text(
@@ -173,6 +175,7 @@ def test_an_edited_file_is_compiled_again_or_refused(run, cache_dir, folder, edi
     assert "compiled: nothing" in run("--frozen").stderr
 
 
+@pytest.mark.long
 def test_a_header_that_would_be_found_first_is_not_overlooked(run, folder):
     text = folder / "app.py"
     (folder / "first").mkdir()
@@ -184,6 +187,7 @@ def test_a_header_that_would_be_found_first_is_not_overlooked(run, folder):
     assert run("--frozen").returncode != 0
 
 
+@pytest.mark.long
 def test_a_damaged_entry_is_not_laid(run, cache_dir, elsewhere, tmp_path):
     run()
     carry(cache_dir, elsewhere["JITKERN_CACHE_DIR"], tmp_path)
@@ -252,6 +256,7 @@ def test_a_root_that_cannot_be_written_serves(run, folder, cache_dir, tmp_path):
     assert done.stdout == "42\n", done.stderr
 
 
+@pytest.mark.long
 def test_two_programs_at_once(run, folder):
     words = [sys.executable, "-m", "jitkern", "run", "--", sys.executable, "app.py"]
     both = [
@@ -291,3 +296,89 @@ def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
     (settings / "config.toml").write_text(f'trusted_remotes = ["{url}"]\n')
     done = run("--frozen", **elsewhere, JITKERN_REMOTE=url, XDG_CONFIG_HOME=str(settings.parent))
     assert done.stdout == "42\n", done.stderr
+
+
+@pytest.mark.long
+def test_what_was_cleared_is_kept_again(run, cache_dir):
+    run()
+    clear = [sys.executable, "-m", "jitkern", "cache", "clear", "--yes"]
+    subprocess.run(clear, check=True, capture_output=True)
+    assert not [*cache_dir.glob("v1/*/run.tvm_ffi*")]
+    assert "kept: 4 files" in run("--frozen").stderr
+    assert "kept" not in run("--frozen").stderr
+
+
+@pytest.mark.long
+def test_a_folder_that_no_run_has_used_is_deleted(run, cache_dir):
+    run()
+    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.json")
+    os.utime(state, (0, 0))
+    run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere")
+    assert not [*cache_dir.glob("v1/run/*/tvm_ffi-*")]
+
+
+def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):
+    folder = tmp_path / "triton" / "ABCDEF"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cubin").write_bytes(b"cubin")
+    (folder / "kernel.lock").write_bytes(b"")
+    words = [
+        sys.executable,
+        "-m",
+        "jitkern",
+        "adopt",
+        "triton",
+        "--from",
+        str(folder.parent),
+        "--json",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    [told] = json.loads(done.stdout)["adopted"]
+    assert (told["files"], told["bytes"], told["left_out"]) == (1, 5, [])
+    show = (
+        "import os, pathlib; print(*pathlib.Path(os.environ['TRITON_CACHE_DIR']).rglob('*.cubin'))"
+    )
+    assert run(command=(sys.executable, "-c", show)).stdout.endswith("ABCDEF/kernel.cubin\n")
+
+
+@pytest.mark.long
+def test_adopt_leaves_out_builds_that_cannot_be_proven(cache_dir, tmp_path):
+    (tmp_path / "ffi" / "a_1").mkdir(parents=True)
+    (tmp_path / "ffi" / "a_1" / "a.so").write_bytes(b"elf")
+    words = [sys.executable, "-m", "jitkern", "adopt", "tvm_ffi", "--from", str(tmp_path / "ffi")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "left out: a_1: what it depends on is not on record" in done.stderr
+    assert (
+        subprocess.run([*words[:-3], "tvm-ffi"], capture_output=True, check=False).returncode == 2
+    )
+
+
+def test_a_long_run_keeps_what_is_settled(cache_dir, tmp_path, monkeypatch):
+    this = Run(["true"])
+    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
+    folder.path.mkdir(parents=True)
+    (folder.path / "new.cubin").write_bytes(b"1")
+    (folder.path / "old.cubin").write_bytes(b"2")
+    os.utime(folder.path / "old.cubin", (1, 1))
+    this.keep(settled=60.0)
+    this.keep(settled=60.0)
+    [entry] = cache_dir.glob("v1/*/run.cupy*")
+    assert (entry / "0").read_bytes() == b"2"
+    this.keep()
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
+
+
+def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_path):
+    this = Run(["true"])
+    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
+    folder.path.mkdir(parents=True)
+    (folder.path / "a").write_bytes(b"1")
+    this.keep()
+    [entry] = Cache(cache_dir).paths()
+    manifest = Manifest.decode((entry / NAME).read_bytes())
+    bad = manifest._replace(meta={**manifest.meta, "files": {"0": "../../../../stolen"}})
+    (entry / NAME).write_bytes(bad.encode())
+    shutil.rmtree(folder.path)
+    Run(["true"]).lay()
+    assert not [*cache_dir.rglob("stolen")]
+    assert not (folder.path / "a").exists()
