@@ -10,41 +10,37 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
 
-Described = tuple[str, str]  # the call as a line of a recording, and the target
+CallText = tuple[str, str]  # the call as a line of a recording, and the target
 
 
 class _Served:
-    """A call that is being served. describe: raises TypeError for what no recording can hold."""
+    """A call that is being served. spell: raises TypeError for what no recording can hold."""
 
-    def __init__(self, describe: Callable[[], Described]) -> None:
-        self.describe: Callable[[], Described] | None = describe
-        self.described: Described | None = None
-
-    def end(self) -> None:
-        """Let go of the arguments."""
-        self.describe = None
+    def __init__(self, spell: Callable[[], CallText]) -> None:
+        self.spell: Callable[[], CallText] | None = spell
+        self.text: CallText | None = None
 
 
 _served: contextvars.ContextVar[_Served | None] = contextvars.ContextVar("_served", default=None)
 
 
 @contextlib.contextmanager
-def served(describe: Callable[[], Described]) -> Iterator[None]:
-    """Serve a call in a block."""
-    call = _Served(describe)
+def served(spell: Callable[[], CallText]) -> Iterator[None]:
+    """Serve a call in a block. spell: returns its text."""
+    call = _Served(spell)
     token = _served.set(call)
     try:
         yield
     finally:
-        call.end()
+        call.spell = None  # which holds the arguments
         _served.reset(token)
 
 
-def described() -> Described | None:
+def text() -> CallText | None:
     """Return the call that is served in this context, or None if the call is not known."""
     call = _served.get()
-    if call and call.describe:
+    if call and call.spell:
         with contextlib.suppress(TypeError):
-            call.described = call.describe()
-        call.end()
-    return call.described if call else None
+            call.text = call.spell()
+        call.spell = None
+    return call.text if call else None

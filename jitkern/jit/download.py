@@ -24,7 +24,7 @@ def fetch(key: Key, op: str, usual: float) -> str:
     what the remotes said. Raises CacheError if no cache can be written.
     """
     cache = open_cache()
-    miss = remote.fetch.Miss(cache, key, expected(cache, key, op, usual), current_call.described)
+    miss = remote.fetch.Miss(cache, key, expected(cache, key, op, usual), current_call.text)
     try:
         said = remote.fetch.fetch(miss)
     except CacheError as e:

@@ -134,12 +134,12 @@ class Implementation:
             return _UNTOLD
         op, kind = self.op, source.kind
 
-        def described() -> tuple[str, str]:
+        def text() -> tuple[str, str]:
             ordered = op.signature.in_order(args, kwargs)
             line = calls.record.line_of(op.name, op.module, self.device, kind, ordered)
             return line, str(self.devices.target(device.index))
 
-        return jit.current_call.served(described)
+        return jit.current_call.served(text)
 
     def _run_told(
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
@@ -257,7 +257,7 @@ class Implementation:
                 runner.give_back(variant)
 
         if runner.claim(variant):
-            jit.current_call.described()  # for the copy of the context, which keeps no tensor
+            jit.current_call.text()  # for the copy of the context, which keeps no tensor
             if not config.background.BUILDS.later(build):
                 runner.give_back(variant)
 

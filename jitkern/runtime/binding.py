@@ -24,7 +24,7 @@ from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached,
 from jitkern.runtime import code_page
 from jitkern.runtime.guards import Guards
 from jitkern.runtime.symbols import symbols
-from jitkern.runtime.trampoline import Declared, has_compiler, registry
+from jitkern.runtime.trampoline import Slot, has_compiler, registry
 from jitkern.source.kinds import Generated, Variant
 from jitkern.trace.world import World
 
@@ -108,7 +108,7 @@ class Runtime:
         """Make all trampolines, which jump to the address in `entry`, jump to C from now on."""
         self.library.jitkern_lead(ctypes.byref(entry))
 
-    def declare(self, slot: Declared) -> None:
+    def declare(self, slot: Slot) -> None:
         """Declare a slot in C."""
         names = (text.encode() for text in (slot.kinds, slot.results, slot.name, slot.sibling))
         self.library.jitkern_declare(slot.number, *names, int(slot.cuda), int(slot.autograd))
@@ -234,7 +234,7 @@ def prepare() -> bool:
         return True
     settings = config.current()
     if (settings.compile != "never" or settings.remotes) and not _state.building:
-        jit.current_call.described()  # for the copy of the context, which keeps no tensor
+        jit.current_call.text()  # for the copy of the context, which keeps no tensor
         _state.building = config.background.BUILDS.later(lambda: _take(may_compile=True))
     return False
 

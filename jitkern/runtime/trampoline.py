@@ -49,7 +49,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-class Declared(NamedTuple):
+class Slot(NamedTuple):
     """A slot as `jitkern_declare` takes it. backends: of Autograd, slots on CPU and CUDA."""
 
     number: int
@@ -67,7 +67,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.declared: list[Declared] = []
+        self.slots: list[Slot] = []
         self.runtime: Any = None
         self.answers: dict[int, Answer] = {}
         self.failure = threading.local()  # the text of an error that `_ask` is to return
@@ -93,9 +93,9 @@ class Registry:
             return None
         number, address = trampoline
         autograd, cuda = key == "Autograd", key == "CUDA"
-        slot = Declared(number, kinds, results, name, sibling, cuda, autograd, backends)
+        slot = Slot(number, kinds, results, name, sibling, cuda, autograd, backends)
         with self.lock:
-            self.declared.append(slot)
+            self.slots.append(slot)
             self.answers[number] = answer
             if self.runtime:
                 self.runtime.declare(slot)
@@ -105,7 +105,7 @@ class Registry:
     def load(self, runtime: Any) -> None:
         """Make all trampolines jump to the launch runtime from now on."""
         with self.lock:
-            for slot in self.declared:
+            for slot in self.slots:
                 runtime.declare(slot)
             self.runtime = runtime
         if self.pages:
@@ -141,7 +141,7 @@ class Registry:
 
     def _ask(self, stack: int, taken: int, returned: int, number: int) -> int:
         """Call the sibling op, as runtime.c does; returns the address of an error's text, or 0."""
-        slot = self.declared[number]
+        slot = self.slots[number]
         values = (c_uint64 * max(taken, returned, 1)).from_address(stack)
         passed = (c_uint64 * (1 + max(taken, returned)))(WITHOUT_RUNTIME | number, *values[:taken])
         strings = self._as_integers(slot.kinds, passed)

@@ -157,9 +157,9 @@ def test_a_server_that_says_nothing_is_not_posted_to(op):
 def test_the_call_is_let_go_when_it_ends():
     ended = itertools.count()
     with jit.current_call.served(lambda: (str(next(ended)), "t")):
-        assert jit.current_call.described() == ("0", "t")
-        assert jit.current_call.described() == ("0", "t")
-    assert jit.current_call.described() is None
+        assert jit.current_call.text() == ("0", "t")
+        assert jit.current_call.text() == ("0", "t")
+    assert jit.current_call.text() is None
 
 
 def test_a_call_that_no_recording_can_hold_is_not_known():
@@ -167,4 +167,4 @@ def test_a_call_that_no_recording_can_hold_is_not_known():
         raise TypeError("a Generator")
 
     with jit.current_call.served(describe):
-        assert jit.current_call.described() is None
+        assert jit.current_call.text() is None
