@@ -51,8 +51,8 @@ class Compiler(Protocol):
         """Return the files the artifact depends on. Raises DeclarationError for a missing file."""
         return closure_of(source)
 
-    def completed(self, variant: Variant) -> Variant:
-        """Return the variant with what its element types need beside its files. No raise."""
+    def with_headers(self, variant: Variant) -> Variant:
+        """Return the variant with the headers that declare its element types. Raises nothing."""
         return variant
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:

@@ -41,7 +41,7 @@ class Request(NamedTuple):
         Raises DeclarationError for a file that does not exist.
         """
         compiler = compiler_for(variant.source)
-        variant = compiler.completed(variant)
+        variant = compiler.with_headers(variant)
         source = variant.source
         exact = compiler.target(source, target)
         closure = compiler.closure(source)

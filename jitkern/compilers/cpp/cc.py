@@ -30,15 +30,15 @@ class Cc(Compiler):
         openmp = ("-fopenmp",) if source.openmp else ()
         return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
 
-    def completed(self, variant: Variant) -> Variant:
+    def with_headers(self, variant: Variant) -> Variant:
         source = variant.source
         assert isinstance(source, Cpp)
         if source.is_c:
             return variant
-        completed = including(variant, "host_header", source.paths)
-        if completed is not variant:  # headers may define such a type by themselves
-            completed = including(variant, "host_header", closure_of(source).paths)
-        return completed
+        if including(variant, "host_header", source.paths) is variant:
+            return variant
+        # Its own headers may define such a type.
+        return including(variant, "host_header", closure_of(source).paths)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [cpp.cc_build.identity(cpp.cc_build.tool_of(source))]

@@ -33,7 +33,7 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
     """
     name, bracket, signature = variant.function.partition("(")
     arguments = dict(variant.template)
-    lists = declared(variant, text, closure) if arguments else None
+    lists = parameter_lists(variant, text, closure) if arguments else None
     order = ordered(variant, lists or [])
     if order:
         name += f"<{', '.join(_spelled(variant, n, arguments.pop(n)) for n in order)}>"
@@ -43,7 +43,7 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
     return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
 
 
-def declared(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
+def parameter_lists(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
     """The template parameters of each declaration of the function; () where it is no template.
 
     The file comes before its headers. None if they do not declare it, for example because a macro

@@ -29,7 +29,7 @@ class Nvrtc(Compiler):
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-std=c++17", *source.flags)
 
-    def completed(self, variant: Variant) -> Variant:
+    def with_headers(self, variant: Variant) -> Variant:
         return including(variant, "header", variant.source.paths[:1])
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:

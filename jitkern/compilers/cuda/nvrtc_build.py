@@ -283,7 +283,7 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     if not arguments:
         return ""
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
-    lists = functions.declared(variant, text, closure)
+    lists = functions.parameter_lists(variant, text, closure)
     if lists is None:
         hint = missing_function(variant, cpp_text.kernels_in(text))
         unknown_order = (
