@@ -25,11 +25,11 @@ from jitkern.runtime.records import CallClass, entry_of, keep
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace import trace
-from jitkern.trace.tracer import described
+from jitkern.trace.tracer import metadata_of
 
 
 class TracedCall(NamedTuple):
-    """A trace that a sample uses, and the described arguments of the sample."""
+    """A trace that a sample uses, and the metadata of its arguments."""
 
     trace: trace.Traced
     args: list[Any]
@@ -133,7 +133,7 @@ def _traced(
 ) -> TracedCall:
     """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
-    descriptions = described(op.signature.in_order(args, kwargs))
+    descriptions = metadata_of(op.signature.in_order(args, kwargs))
     function, _, _, device = _launcher(op, source, target)
     keywords = frozenset(kwargs)
     return TracedCall(

@@ -17,7 +17,7 @@ from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime.programs import CONSTANTS, CallClassState, LoadedProgram, OpPrograms, known_as
 from jitkern.trace.trace import trace
-from jitkern.trace.tracer import described
+from jitkern.trace.tracer import metadata_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def specialize(
     """
     name = programs.signature.name
     try:
-        _append(programs, state, launcher, runner, described(args), keywords, tried)
+        _append(programs, state, launcher, runner, metadata_of(args), keywords, tried)
     except Unsupported as e:
         programs.refuse(state, str(e))
     except (JitkernError, OSError) as e:  # a kernel is gone, say: this may pass

@@ -17,7 +17,7 @@ from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.program import TABLE
 from jitkern.trace.program_builder import DTYPE_CODES
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
-from jitkern.trace.tracer import Described, Tracer, table_words
+from jitkern.trace.tracer import TensorMetadata, Tracer, table_words
 
 _MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a program
 
@@ -26,12 +26,12 @@ class TensorList:
     """The list of tensors at one place among the arguments."""
 
     def __init__(
-        self, tracer: Tracer, place: int, label: str, described: Sequence[Described]
+        self, tracer: Tracer, place: int, label: str, metadata: Sequence[TensorMetadata]
     ) -> None:
         self._tracer = tracer
         self._place = place
         self._label = label
-        self._described = described
+        self._metadata = metadata
         self._proxies: dict[int, TensorProxy] = {}
 
     @property  # type: ignore[misc]
@@ -41,7 +41,7 @@ class TensorList:
     @property
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes of its tensors; without a guard, as those that are used have one each."""
-        return [tensor.dtype for tensor in self._described]
+        return [tensor.dtype for tensor in self._metadata]
 
     def _is(self, name: str, operand: int, *, answer: bool = True) -> None:
         """Guard the answer to a comparison of a number with the length: `operand < length`."""
@@ -49,11 +49,11 @@ class TensorList:
         facts.guard(name, facts.constant(operand), facts.value("COUNT", self._place), int(answer))
 
     def __len__(self) -> int:
-        self._is("EQUAL", len(self._described))
-        return len(self._described)
+        self._is("EQUAL", len(self._metadata))
+        return len(self._metadata)
 
     def __bool__(self) -> bool:
-        some = bool(self._described)
+        some = bool(self._metadata)
         self._is("EQUAL", 0, answer=not some)
         return some
 
@@ -66,7 +66,7 @@ class TensorList:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [*self][index]
-        if type(index) is int and 0 <= index < len(self._described):
+        if type(index) is int and 0 <= index < len(self._metadata):
             self._is("LESS", index)
             return self._tensor(index)
         return self._tensor(range(len(self))[index])
@@ -96,7 +96,7 @@ class TensorList:
             self._tracer.tensors += 1
             self._tracer.facts.guard("LISTED", number, self._place, index)
             self._proxies[index] = self._tracer.tensor(
-                number, f"{self._label}[{index}]", self._described[index]
+                number, f"{self._label}[{index}]", self._metadata[index]
             )
         return self._proxies[index]
 
@@ -104,14 +104,14 @@ class TensorList:
         """Return the tables of these lists; this one is the first that is an argument."""
         if any(type(items) is not TensorList for items in lists):
             raise Unsupported("k.tables() of a list that is no argument of the op cannot be traced")
-        described = [items._described for items in lists]
-        for tensor in (tensor for tensors in described for tensor in tensors):
+        metadata = [items._metadata for items in lists]
+        for tensor in (tensor for tensors in metadata for tensor in tensors):
             if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_CODES:
                 raise Unsupported(f"a table of {tensor.layout} {tensor.dtype} cannot be traced")
             if not _is_packable(tensor, dense=dense):
                 raise Unsupported("a table of tensors with gaps cannot be traced")
-        check_alike([[_numel(tensor) for tensor in tensors] for tensors in described])
-        listed = parts([[tensor.dtype for tensor in tensors] for tensors in described], most)
+        check_alike([[_numel(tensor) for tensor in tensors] for tensors in metadata])
+        listed = parts([[tensor.dtype for tensor in tensors] for tensors in metadata], most)
         if not listed:
             for items in lists:
                 bool(items)  # guarded to be empty
@@ -126,7 +126,7 @@ class TensorList:
         made = []
         for i, ((_, part, capacity, _), words) in enumerate(zip(listed, places)):
             tables = []
-            for place, tensors in enumerate(described):
+            for place, tensors in enumerate(metadata):
                 own = [tensors[j] for j in part]
                 where = (first + i * TABLE, place, words + place * table_words(capacity))
                 tables.append(_TracedTable(self._tracer, where, own, capacity, chunk))
@@ -141,16 +141,16 @@ class _TracedTable(Table):
     """
 
     def __init__(
-        self, tracer: Tracer, where: tuple[int, int, int], described: Sequence[Described],
+        self, tracer: Tracer, where: tuple[int, int, int], metadata: Sequence[TensorMetadata],
         capacity: int, chunk: int,
     ) -> None:  # fmt: skip
         self._tracer = tracer
-        self._described = described
+        self._metadata = metadata
         self._table, self._list, self._words = where
         self._chunk = chunk
-        self.dtype = described[0].dtype
+        self.dtype = metadata[0].dtype
         self.capacity = capacity
-        self.count: Any = self._symbol("count", 2, len(described))
+        self.count: Any = self._symbol("count", 2, len(metadata))
 
     def _symbol(self, name: str, field: int, hint: int) -> Symbol:
         at = self._tracer.facts.value("FIELD", self._table + field)
@@ -159,12 +159,12 @@ class _TracedTable(Table):
     @property
     def chunks(self) -> Any:
         """The number of chunks."""
-        return self._symbol("chunks", 1, sum(-(-_numel(t) // self._chunk) for t in self._described))
+        return self._symbol("chunks", 1, sum(-(-_numel(t) // self._chunk) for t in self._metadata))
 
     def aligned(self, bytes: int) -> bool:  # noqa: A002
         """Whether the addresses of all tensors are multiples of a power of 2, in bytes."""
         mask = power_of_two(bytes) - 1
-        answer = all(tensor.address & mask == 0 for tensor in self._described)
+        answer = all(tensor.address & mask == 0 for tensor in self._metadata)
         facts = self._tracer.facts
         bits = facts.value("FIELD", self._table + 3 + self._list)
         facts.guard("MASKED", bits, facts.constant(mask), int(not answer))
@@ -194,11 +194,11 @@ class _TracedTable(Table):
         return pointers[0], pointers[1], self.count
 
 
-def _numel(tensor: Described) -> int:
+def _numel(tensor: TensorMetadata) -> int:
     return math.prod(tensor.shape)
 
 
-def _is_packable(tensor: Described, *, dense: bool) -> bool:
+def _is_packable(tensor: TensorMetadata, *, dense: bool) -> bool:
     if dense:
         return is_dense(tensor)
     expected = 1

@@ -23,7 +23,7 @@ from jitkern.trace.lists import TensorList
 from jitkern.trace.program import Program, encoded, operands_of
 from jitkern.trace.stand_ins import traceable
 from jitkern.trace.tensor_proxy import recording
-from jitkern.trace.tracer import Provider, Tracer, described
+from jitkern.trace.tracer import Provider, Tracer, metadata_of
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
@@ -72,7 +72,7 @@ def trace(
     outer = running.facts, running.problem
     running.facts, running.problem = tracer.facts, None
     try:
-        proxies = _arguments(tracer, parameters, described(args), compares=bool(world.compares))
+        proxies = _arguments(tracer, parameters, metadata_of(args), compares=bool(world.compares))
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         with recording(tracer):
             result = traceable(function, world)(

@@ -28,7 +28,7 @@ from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder
 from jitkern.trace.tensor_proxy import Memory, TensorProxy, allocate, handle_of, is_proxy, same
 
 
-class Described(NamedTuple):
+class TensorMetadata(NamedTuple):
     """All that a trace needs of a tensor argument: everything but its values."""
 
     dtype: torch.dtype
@@ -38,7 +38,7 @@ class Described(NamedTuple):
     layout: torch.layout
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Described:
+    def of(cls, tensor: torch.Tensor) -> TensorMetadata:
         """Describe a tensor."""
         if tensor.layout is not torch.strided:
             return cls(tensor.dtype, (), (), 0, tensor.layout)
@@ -46,16 +46,16 @@ class Described(NamedTuple):
         return cls(tensor.dtype, shape, tensor.stride(), address, tensor.layout)
 
 
-def described(args: Sequence[Any]) -> list[Any]:
-    """Return the arguments with a `Described` for each tensor, the same one for the same tensor."""
-    known: dict[int, Described] = {}
+def metadata_of(args: Sequence[Any]) -> list[Any]:
+    """Return the arguments with metadata in place of tensors: one object for each tensor."""
+    known: dict[int, TensorMetadata] = {}
 
     def one(arg: Any) -> Any:
-        if type(arg) in (list, tuple):  # a Described is a tuple, too
+        if type(arg) in (list, tuple):  # a TensorMetadata is a tuple, too
             return [one(item) for item in arg]
         if not isinstance(arg, torch.Tensor):
             return arg
-        return known.setdefault(id(arg), Described.of(arg))
+        return known.setdefault(id(arg), TensorMetadata.of(arg))
 
     return [one(arg) for arg in args]
 
@@ -76,7 +76,7 @@ class Tracer(ProgramBuilder):
         self.model: str | None = ""
         self._kernels_of = kernels_of
 
-    def tensor(self, number: int, label: str, value: Described) -> TensorProxy:
+    def tensor(self, number: int, label: str, value: TensorMetadata) -> TensorProxy:
         """Return the proxy of an argument or of a list's tensor, and guard dtype, rank, device."""
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
             raise Unsupported(f"argument `{label}` cannot be traced: {value.layout} {value.dtype}")

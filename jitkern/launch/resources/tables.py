@@ -152,7 +152,7 @@ def power_of_two(number: int) -> int:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether the elements lie without gaps, in some order. Takes a tensor or a `Described`."""
+    """Whether a tensor, or a `TensorMetadata`, has its elements without gaps, in some order."""
     strides = tensor.strides if hasattr(tensor, "strides") else tensor.stride()
     sizes = [(stride, size) for stride, size in zip(strides, tensor.shape) if size != 1]
     expected = 1
