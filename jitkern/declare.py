@@ -78,7 +78,7 @@ def kernel(
             sources, fusible=fusible, nondifferentiable=_names(nondifferentiable), module=module,
             place=place, prewarm=prewarm,
         )  # fmt: skip
-        return _declared(schema, declaration, body.f_code if body is not None else None)
+        return _declare(schema, declaration, body.f_code if body is not None else None)
     except DeclarationError as e:
         raise DeclarationError(f"{place}{e}") from e.__cause__
 
@@ -132,7 +132,7 @@ def _placed(
     return sources
 
 
-def _declared(schema: str, declaration: Declaration, execution: types.CodeType | None) -> Op:
+def _declare(schema: str, declaration: Declaration, execution: types.CodeType | None) -> Op:
     """Declare an op, or replace the declaration that an earlier run of the same module made.
 
     execution: the module's body or the cell that runs; None if that is not known. Raises

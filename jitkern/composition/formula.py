@@ -205,9 +205,9 @@ class _Writer:
             return "double"
         if _are_conditions(sources):
             return "bool"
-        return self._declared("P", leaves, promoted, "own" if self._eager else "all")
+        return self._type_name("P", leaves, promoted, "own" if self._eager else "all")
 
-    def _declared(self, letter: str, leaves: Any, steps: Sequence[Node], becomes: str) -> str:
+    def _type_name(self, letter: str, leaves: Any, steps: Sequence[Node], becomes: str) -> str:
         key = letter, leaves
         if key not in self.types:
             name = f"{letter}{sum(known == letter for known, _ in self.types)}"
@@ -248,7 +248,7 @@ class _Writer:
         common = self._computed(leaves, steps)  # in which operands are computed with
         rounded = ""
         if self._eager and common != "bool" and of_tensors(one):
-            rounded = self._declared("R", leaves, steps, "same")
+            rounded = self._type_name("R", leaves, steps, "same")
         operands = [self._as(arg, common) for arg in one.args]
         if row.rule == "where":
             operands[0] = self._as(one.args[0], "bool")
@@ -286,7 +286,7 @@ class _Writer:
         if self._type(arg) == kind or not any(of_tensors(a) for a in one.args if a is not arg):
             return ""
         if place == 1 and one.op in _SCALED:
-            scalar = self._declared("S", (self._leaves[one], arg), [one, arg], "scalar")
+            scalar = self._type_name("S", (self._leaves[one], arg), [one, arg], "scalar")
             return scalar if self._language is CPP else rounded
         return rounded
 

@@ -49,7 +49,7 @@ class Pointwise(Definition):
     def op(self) -> Op:
         """The registered op, which is declared when it is first asked for."""
         if self._op is None:
-            self._op = registration.declared(self, self.gradient, self.cost)
+            self._op = registration.op_of(self, self.gradient, self.cost)
         return self._op
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:

@@ -111,7 +111,7 @@ class Fused:
             return self._op
         parts = [part and part.identity for part in (self.before, self.after)]
         name = registration.qualified(self.module, self.name, (self.base.name, parts))
-        self._op = registration.once(name, lambda: self._declared(name), self._is_current)
+        self._op = registration.once(name, lambda: self._declare(name), self._is_current)
         return self._op
 
     def _is_current(self, op: Op) -> bool:
@@ -169,7 +169,7 @@ class Fused:
         every = (("PROLOGUE", self.before), ("EPILOGUE", self.after))
         return [(macro, function) for macro, function in every if function]
 
-    def _declared(self, name: str) -> Op:
+    def _declare(self, name: str) -> Op:
         declared, macros = self.base.declaration, [macro for macro, _ in self._functions()]
         sources = {device: self._sources(own) for device, own in declared.sources.items()}
         if not any(sources.values()):

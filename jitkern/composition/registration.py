@@ -66,10 +66,10 @@ def qualified(module: str, name: str, identity: Any) -> str:
     return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
-def declared(function: Definition, gradient: Backward[Any], cost: Callable[..., Any]) -> Op:
+def op_of(function: Definition, gradient: Backward[Any], cost: Callable[..., Any]) -> Op:
     """Return the op of a function, declared now if it was not before."""
     name = qualified(function.module, function.name, function.identity)
-    return once(name, lambda: _declared(name, function, gradient, cost))
+    return once(name, lambda: _declare(name, function, gradient, cost))
 
 
 def once(
@@ -81,7 +81,7 @@ def once(
         return op if op and is_current(op) else declare()
 
 
-def _declared(
+def _declare(
     name: str, function: Definition, gradient: Backward[Any], cost: Callable[..., Any]
 ) -> Op:
     cuda, cpu, fake = launch.launchers(function, formula(function, "cuda"))

@@ -145,7 +145,7 @@ def _answer(
     call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
 ) -> Any:
     config.renew(ENVIRONMENT)
-    key = None if build_directory else memo.key_of(call)
+    key = None if build_directory else memo.shortcut_key(call)
     if key and not verbose:
         answer = memo.recall(key)
         if answer is not None:

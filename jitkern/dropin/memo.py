@@ -27,7 +27,7 @@ _SCHEMA = 5  # bump when the meaning of a request or of a record changes
 CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
-def key_of(call: Mapping[str, Any]) -> Key | None:
+def shortcut_key(call: Mapping[str, Any]) -> Key | None:
     """The key of the records of a call; None if the call alone does not determine its answer.
 
     Raises TargetError on a machine that is not supported.

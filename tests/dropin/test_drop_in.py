@@ -290,7 +290,7 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
         compiler, target = compiler_for(source), extension.target_of(source)
         exact, closure = compiler.target(source, target), compiler.closure(source)
         flags = compiler.flags(source, target)
-        keys.append((flags, closure.files, exact, memo.key_of(call)))
+        keys.append((flags, closure.files, exact, memo.shortcut_key(call)))
 
     monkeypatch.setattr(extension, "answer", keep)
     common = {"no_implicit_headers": True}
@@ -310,7 +310,9 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
     def keys(*flags):
         variant = Variant("inline::x", extension.source_of(call(*flags)))
-        return jit.key_of(variant, Target.current("cpu")).digest, memo.key_of(call(*flags)).digest
+        return jit.key_of(variant, Target.current("cpu")).digest, memo.shortcut_key(
+            call(*flags)
+        ).digest
 
     found = []
     for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):

@@ -28,8 +28,8 @@ def shortcuts(cache_dir):
 @pytest.fixture
 def asked(monkeypatch):
     """The keys of the records that calls ask for."""
-    keys, key_of = [], memo.key_of
-    monkeypatch.setattr(memo, "key_of", lambda call: keys.append(key_of(call)) or keys[-1])
+    keys, key_of = [], memo.shortcut_key
+    monkeypatch.setattr(memo, "shortcut_key", lambda call: keys.append(key_of(call)) or keys[-1])
     return keys
 
 

@@ -269,5 +269,5 @@ def test_a_flag_that_may_name_a_file_leaves_no_record(flag):
         "name": "x", "texts": [""], "files": ["main.cpp"], "places": [], "include": [],
         "cuda_cflags": [],
     }  # fmt: skip
-    assert memo.key_of({**call, "cflags": ["-O2"], "ldflags": []})
-    assert not memo.key_of({**call, "cflags": [], "ldflags": [flag]})
+    assert memo.shortcut_key({**call, "cflags": ["-O2"], "ldflags": []})
+    assert not memo.shortcut_key({**call, "cflags": [], "ldflags": [flag]})
