@@ -57,8 +57,9 @@ def build(request: Request, started: float, why: str) -> Entry:
         with shown:
             return _into_a_cache(request, started, why)
     except JitkernError as e:
-        if variant.source.text and e.args:
-            e.args = (source.texts.with_places(str(e), variant.source, variant.op), *e.args[1:])
+        if (own := variant.source).text and e.args:
+            written = str(own.paths[0]), own.text, own.written_at
+            e.args = (source.texts.with_places(str(e), *written, variant.op), *e.args[1:])
         report(variant, key, "failed", started, reason=str(e))
         if isinstance(e, CacheError) and variant.op not in str(e):
             raise type(e)(f"{variant.op} for {key.target}: {e}", **vars(e)) from e

@@ -11,22 +11,18 @@ import functools
 import hashlib
 import linecache
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from jitkern.cache.temporary_cache import private_root
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 
-if TYPE_CHECKING:
-    from jitkern.source.kinds import Source
-
 
 class Span(NamedTuple):
     """Lines of a text, and where they are written.
 
-    first, lines: the lines of the text; lines is 0 if the text is somewhere after the line.
-    file, line: a Python file or a cell, and a line there.
+    first, lines: the first line in the text, and their number; 0 lines if only a line before the
+    text is known. file, line: a Python file or a cell, and a line there.
     """
 
     first: int
@@ -36,7 +32,7 @@ class Span(NamedTuple):
 
 
 def folder_of(texts: Mapping[str, str]) -> str:
-    """Return the folder of files with these texts, which are written if they are not there.
+    """Return a folder with files of these texts, written if they do not exist.
 
     Raises CacheError where no directory can be written.
     """
@@ -53,10 +49,14 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def with_places(message: str, source: Source, op: str) -> str:
-    """Return a compiler's message with lines of the cell or file where the text is written."""
-    path = str(source.paths[0])
-    spans = [_located(source.text, Span(*span)) for span in source.written_at]
+def with_places(
+    message: str, path: str, text: str, written_at: Iterable[tuple[int, int, str, int]], op: str
+) -> str:
+    """Return a compiler's message with lines of the cell or file where the text is written.
+
+    path: of the file that the compiler read. written_at: the fields of spans.
+    """
+    spans = [_located(text, Span(*span)) for span in written_at]
 
     def moved(match: re.Match[str]) -> str:
         number = int(match[2])
