@@ -60,12 +60,12 @@ def set_launch(patch: Patch, of: Runner | type[Runner], launch: Callable[..., ob
 
 def count_recorded_calls_from(number: int) -> None:
     """Have the next call that Python records for Autograd be of this number."""
-    recorder._state.numbers = itertools.count(number)
+    recorder._numbers = itertools.count(number)
 
 
 def recorded_calls() -> int:
     """Return how many calls Python has recorded, and count one more."""
-    return next(recorder._state.numbers) - 1
+    return next(recorder._numbers) - 1
 
 
 def forget_caches() -> None:

@@ -31,6 +31,7 @@ ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s o
 NAME = "jitkern_recorder"
 _lock = threading.Lock()
 after_fork(_lock)
+_numbers = itertools.count(1)  # of the calls that Python recorded and the node could have
 _log = logging.getLogger(__name__)
 
 
@@ -70,20 +71,11 @@ def variant() -> Variant:
     return Variant(NAME, source)
 
 
-class _State:
-    """The numbers of the calls that Python recorded in this process and the node could have."""
-
-    numbers = itertools.count(1)
-
-
-_state = _State()
-
-
 def count(slot: int | None, gradient: Gradient) -> None:
     """Count a call that Python recorded; see the module."""
     if slot is None or recording.cpp or not gradient.in_cpp:
         return
-    number = next(_state.numbers)  # each number comes once, in whatever thread
+    number = next(_numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):
         config.background.BUILDS.later(lambda: _load(may_compile=number == ENOUGH))
 
@@ -103,7 +95,8 @@ def _load(*, may_compile: bool) -> None:
 
 def _count_anew() -> None:
     """Count from 1 in a forked child, which has none of its parent's threads."""
-    _state.numbers = itertools.count(1)
+    global _numbers  # noqa: PLW0603
+    _numbers = itertools.count(1)
 
 
 after_fork(_count_anew)
