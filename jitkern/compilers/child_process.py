@@ -106,7 +106,7 @@ class Child:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill all process groups of a session; that of its leader first, which starts the others."""
+    """Kill all process groups of a session, first that of its leader, which starts the others."""
     _kill_group(leader)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def _kill_group(group: int) -> None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let signals do what they do after the block: a child that one ended us in would be lost."""
+    """Delay signals to the end of the block: an exit inside it would leave the child behind."""
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():  # only there do handlers run
@@ -141,7 +141,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Write to stderr, for who asked to see what compilers do."""
+    """Write to stderr, for a user who asked for verbose builds."""
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -194,13 +194,13 @@ def kill_all() -> None:
 
 
 def end() -> None:
-    """Kill all commands, also those that other threads will start: this process is about to end."""
+    """Kill all commands, also those that other threads start later: this process ends."""
     _ending.set()
     kill_all()
 
 
 def _close_all() -> None:
-    """Close the parent's pipes in a fork: an open copy would keep a session alive for longer."""
+    """Close the parent's pipes in a fork, where an open copy would keep a session alive."""
     for line in _lines:
         os.close(line)
     _lines.clear()

@@ -1,4 +1,4 @@
-"""The files that the tools of a build opened, as the tools list them, compared with the key.
+"""Compare the files that the tools of a build opened, by their own lists, with the key.
 
 The compiler lists its headers, GNU's assembler the files of `.incbin` and `.include`, and the
 linker the objects, archives and scripts that it read.
@@ -39,14 +39,14 @@ def listing(unit: str, *, gcc: bool, nvcc: bool = False) -> list[str]:
 def run_listed(
     run: Callable[[list[str]], tuple[int, str]], command: list[str]
 ) -> tuple[list[str], int, str]:
-    """(command, status, output) of a command, run again without the lists that a tool refuses."""
+    """Run a command, again without each list that a tool refuses: (command, status, output)."""
     status, output = run(command)
     simpler = without_refused(command, output) if status else command
     return run_listed(run, simpler) if simpler != command else (command, status, output)
 
 
 def without_refused(command: list[str], output: str) -> list[str]:
-    """A command that failed, without the lists that a tool refuses in its output.
+    """A failed command without the option for a list that a tool refused in its output.
 
     GNU's linker can write a list from 2.35 on, LLVM's from 12 on; an assembler may not be GNU's.
     """
@@ -72,7 +72,7 @@ def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:
 def check_unreported(
     folder: Path, unit: str, flags: Sequence[str], texts: Collection[bytes], op: str
 ) -> None:
-    """Raise CompileError if a tool read files of its own and did not list them."""
+    """Raise CompileError if a tool may have read files that it did not list."""
     if hides_binaries(folder, [unit], flags, texts):
         raise CompileError(f"{op}: {UNTOLD}", op=op)
     reads = [flag for flag in flags if flag.startswith(_READ_BY_LINKERS) or flag[:1] != "-"]
@@ -119,7 +119,7 @@ def check(
 ) -> None:
     """Raise CompileError for a file that a tool opened and that the key does not cover.
 
-    The same for a header of any path that a macro may have asked for.
+    Also for a `__has_include` of a macro, which may ask for an absolute path.
     """
     for path in beyond(source, closure, opened, toolchain):
         raise CompileError(

@@ -1,4 +1,4 @@
-"""The number of compilers that run at once here: with Torch's headers each takes gigabytes."""
+"""How many compilers may run at once: with Torch's headers each takes gigabytes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def free_memory() -> int | None:
 
 
 def _number(text: str) -> int:
-    """The number in a file of the system; 0 for "max", -1 and a missing file."""
+    """The number in a file of the system; 0 for "max", for -1 and without the file."""
     return int(text) if text.strip().isdigit() else 0
 
 
@@ -100,7 +100,7 @@ def places(wanted: int) -> Iterator[int]:
 
 
 def _free_all() -> None:
-    """Free all places in a fork: a child has none of the threads that hold them."""
+    """Free all places in a forked child, where no thread holds one."""
     global _taken  # noqa: PLW0603
     _taken = 0
 

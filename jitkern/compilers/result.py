@@ -159,7 +159,7 @@ def _dynamic_symbols(library: bytes) -> Iterator[int]:
 def write_log(staging: Path, command: Sequence[str], output: str, *, unseen: bool = False) -> None:
     """Write the command and its output to the log beside the artifacts.
 
-    unseen: whether it was no process, so that who wants to see it has not seen it yet.
+    unseen: whether it has not been shown yet, as the output of a library has not.
     """
     _log.debug("$ %s", shlex.join(command))
     text = f"$ {shlex.join(command)}\n{_bounded(output, _MOST)}"
@@ -181,7 +181,7 @@ def compile_error(
     lines = output.strip().splitlines()
     errors = list(re.finditer(_ERROR, output))
     errors.sort(key=lambda error: any(word in error.group() for word in _LINKER_FAILED))
-    if hint:  # which tells more than what the compiler says of code that is not the author's
+    if hint:  # which says more than an error in code that is not the author's
         errors = [error for error in errors if not error.group().startswith(_NOT_THE_AUTHORS)]
     said = [_bounded(e.group().strip(), _LONGEST) + _excerpt(output, e.end()) for e in errors[:3]]
     if not said and not hint:
@@ -202,7 +202,7 @@ def compile_error(
 
 
 def refuses_text(output: str) -> bool:
-    """Whether a compiler refused a line of a text, for no reason of the machine or the moment."""
+    """Whether a compiler refused a line of the source itself, so that it will again."""
     return bool(re.search(_AT_A_LINE, output)) and not re.search(_OF_THE_MOMENT, output)
 
 

@@ -1,4 +1,4 @@
-"""All ops of this process, and the packages that declare more of them when they are asked for.
+"""Find ops: in packages that declare them on first use, and by name.
 
 A package that is only imported has declared no op yet, and loads none of the modules that ops need.
 """
@@ -124,7 +124,7 @@ def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def all_ops() -> dict[str, Op]:
-    """Return all ops by name, also those that are announced and were not needed yet."""
+    """Declare the ops of all announced packages, and return all ops by name."""
     for package in [*ANNOUNCED]:
         ANNOUNCED[package]()
         del ANNOUNCED[package]

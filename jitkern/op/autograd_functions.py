@@ -1,4 +1,4 @@
-"""Calls that Autograd must see beyond the plainest: nodes of its graph, made in Python.
+"""Autograd functions in Python, which record calls of ops as nodes of the graph.
 
 A process whose calls need no gradient does without this module.
 """
@@ -160,7 +160,7 @@ def _mark(ctx: Any, op: DeclaredOp, results: Sequence[Any]) -> None:
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """Return the values, with its items in place of each list."""
+    """Return the values, with the items of each list in its place."""
     flat: list[Any] = []
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -210,7 +210,7 @@ class _Differentiable:
 
 
 class _RecordedPlainly(torch.autograd.Function):
-    """A node for a call without lists of an op that has a gradient, under no transform."""
+    """Autograd function for ops without lists, outside of torch.func transforms."""
 
     @staticmethod
     def forward(ctx: Any, op: DeclaredOp, gradient: Any, *args: Any) -> Any:
@@ -251,7 +251,7 @@ record: Any = _RecordedPlainly.apply
 
 
 class _Recorded:
-    """A node for a call of an op that has a gradient."""
+    """Autograd function for any op that has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: _Differentiable, *tensors: Any) -> Any:
@@ -302,7 +302,7 @@ class _Call:
 
 
 class _Refusal:
-    """A node that raises in place of a gradient."""
+    """Autograd function whose backward pass raises."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -319,7 +319,7 @@ class _Refusal:
 
 
 class _Returned(_Refusal):
-    """A node for the results of a call of an op that has no gradient."""
+    """Autograd function for the results of an op without a gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
@@ -330,7 +330,7 @@ class _Returned(_Refusal):
 
 
 class _Changed(_Refusal):
-    """A node for a tensor that was changed by an op that has no gradient."""
+    """Autograd function for a tensor that an op without a gradient has changed."""
 
     @staticmethod
     def forward(ctx: Any, op: DeclaredOp, changed: torch.Tensor, *_: Any) -> Any:

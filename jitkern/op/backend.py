@@ -1,4 +1,4 @@
-"""The functions of an op on a device type, and on all others; no kernel is launched here."""
+"""What Torch calls for an op: on a device type, on all other devices, and for a batch."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Implementation:
             torch.autograd.graph.increment_version(tensor)
 
     def _changed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors that the op changes, but of inference, which have no version."""
+        """Return the tensors that the op changes; inference tensors have no version."""
         changed = self.signature.changed
         given = [kwargs[name] if name in kwargs else args[at] for at, name in changed]
         listed = [tensor for value in given for tensor in tensors_in([value])]
@@ -323,7 +323,7 @@ class Implementation:
 
 
 def _own(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments with copies of the lists, which a function may change.
+    """Return the arguments with a copy of each list, which a function may change.
 
     After a launch function that failed, another one or the reference gets them, too.
     """

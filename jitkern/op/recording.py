@@ -53,9 +53,9 @@ def recording() -> bool:
 
 
 def plainly_on(args: Sequence[Any]) -> str:
-    """Return the device type of arguments that only a backend must see, or "" for others.
+    """Return the device type of a call that only a backend must see, or "" for another call.
 
-    RECORDED for arguments that autograd must see, and nothing else above it.
+    RECORDED for a call that Autograd must see, and nothing else above it.
     """
     if (
         forward_ad._current_level >= 0

@@ -1,4 +1,4 @@
-"""Variables and flags that have compilers and linkers read more files than they are given."""
+"""Environment variables and flags that make compilers and linkers read further files."""
 
 from __future__ import annotations
 

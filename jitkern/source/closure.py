@@ -113,7 +113,7 @@ def closures_of(sources: Sequence[Source]) -> list[Closure]:
 
 
 def states(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
-    """The state of each file that is there; any edit changes it."""
+    """The state of each file that exists; any edit changes it."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def states(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
 
 
 def missing(path: Path) -> str:
-    """The message for a source that is not there, with the files of its kind that are."""
+    """The message for a missing source, with the files of its kind in the folder."""
     if archive := next((str(p) for p in path.parents if p.is_file()), ""):
         return (
             f"the kernel source {path} lies in the file {archive}, and sources are read from "
@@ -223,9 +223,9 @@ class _Headers:
         return [self._file(path) for path in files if path.suffix not in _NEVER_COMPILED]
 
     def _listings(self, roots: Iterable[Include]) -> Iterator[tuple[str, str, bytes]]:
-        """The names of the files in each root that lies outside of the kernel's folder.
+        """List the names of the files in each root outside of the kernel's folder.
 
-        jitkern's own headers are left out: their folder comes last, and they are no one else's.
+        The folder of jitkern's own headers is left out: it is searched last.
         """
         for root in roots:
             folder = Path(os.path.normpath(root.path))
@@ -238,9 +238,9 @@ class _Headers:
                 yield f"<{self._roots.index(root)}>/", "", listing
 
     def _find(self, includer: File, name: Name) -> list[File]:
-        """The header of this name; none for a header of the toolchain or of a versioned root.
+        """Find the header of this name; several where the compiler may take any of them.
 
-        All headers of this name where any of them may be meant.
+        A header of the toolchain or of a versioned root is left out.
         """
         above = os.path.dirname(includer.path)  # noqa: PTH120  an import has hundreds of such paths
         beside = [(above, "")] if name.quoted and self._is_searched(above) else []

@@ -26,7 +26,7 @@ _CODES = {name: code for code, d in DTYPES.items() for name in (d.triton, d.lang
 
 
 class NotConstant(Exception):
-    """A value cannot be compiled in; the message says why."""
+    """A value cannot be a constant of a kernel; the message says why."""
 
 
 def encoded(value: Any, source: Source) -> Constant:  # noqa: PLR0911  a table of cases

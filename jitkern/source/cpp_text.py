@@ -32,7 +32,7 @@ _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 class CppFunction(NamedTuple):
     """A function, its name qualified by the namespaces around it.
 
-    template: the names of its template parameters, None if it is no template. parameters: the text
+    template: the names of its template parameters; None for no template. parameters: the text
     of its parameter list. words: the words before its name. defined: whether it has a body.
     """
 
@@ -69,7 +69,7 @@ class Unbalanced(Exception):
 
 
 def read(path: Path) -> str:
-    """A file's text without a byte order mark; bytes that are not UTF-8 stay, as surrogates."""
+    """A file's text without a byte order mark; bytes that are not UTF-8 become surrogates."""
     return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
 
 
@@ -79,7 +79,7 @@ def write(path: Path, text: str) -> None:
 
 
 def line_directive(path: Path) -> str:
-    """The directive behind which a compiler says that the text is the file at `path`."""
+    """The `#line` directive after which compilers report the text as the file at `path`."""
     literal = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'#line 1 "{literal}"\n'
 
@@ -194,7 +194,7 @@ def declaring_macros(texts: Iterable[str]) -> set[str]:
 
 
 def blanks(text: str) -> str:
-    """The text with each character but line ends made a blank."""
+    """The text with a blank in place of each character except for line ends."""
     return re.sub(r"[^\r\n]", " ", text)
 
 
@@ -330,7 +330,7 @@ def _template_names(heads: str) -> tuple[str, ...] | None:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas that stand outside of brackets; none is empty.
+    """The parts of a text between commas outside of brackets; empty parts are left out.
 
     Each `<` and `>` outside of other brackets counts as a bracket, so `a < b, c` is one part.
     """

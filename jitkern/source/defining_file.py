@@ -20,8 +20,8 @@ def unit_of(source: Source, function: str, template: Iterable[tuple[str, Constan
     """The source with only the file that defines `function`; `others` names the rest.
 
     If no file visibly defines the function (a macro or header may), take the only file that
-    mentions it. Raises DeclarationError if no file or several files are left. Those of functions
-    among the constexprs of a Triton kernel are its `others`.
+    mentions it. Raises DeclarationError if no file or several files are left. For a Triton kernel,
+    `others` names the files of functions among its constexprs.
     """
     if source.in_python and any(isinstance(value, str) for _, value in template):
         files = source_room.constants.files_of(value for _, value in template)
@@ -63,7 +63,7 @@ def _names(functions: list[CppFunction]) -> list[str]:
 
 
 def defining(source: Source, name: str) -> str:
-    """The other file of the source, beside this unit, that mentions a name; else ""."""
+    """The file among the source's `others` that mentions a name, or ""."""
     word = re.compile(rf"\b{re.escape(source_room.cpp_text.last_name(name))}\b")
     paths = {other: Path(source.folder, other) for other in source.others}
     return next(

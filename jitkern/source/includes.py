@@ -1,8 +1,7 @@
 """The files that C++ texts and flags of compilers name, followed from file to file.
 
-No preprocessor runs: all branches of an `#if` are read, and comments too. So more files may be
-named than a compiler opens, and none is left out, except where a macro makes up a name: `included`
-tells of such texts.
+No preprocessor runs: all branches of an `#if` are read, and comments too. So the files may be more
+than a compiler opens. None is missing, except where a macro computes a name: see `included`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Name(NamedTuple):
 
 
 class Walked:
-    """A memory of the files that walks with the same `find` have read, and of their includes."""
+    """The files and includes that earlier walks with the same `find` have read."""
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[str, str]] = {}  # of a path: the file, the folder of its name
@@ -108,7 +107,7 @@ def walk(
 
 @functools.lru_cache(maxsize=256)
 def included(text: bytes) -> tuple[list[Name], bool]:
-    """The names of files in a text, and whether the text may ask for more, by a macro's name."""
+    """The names of files in a text, and whether a macro may name more."""
     if b"\0" in text[:4096]:  # an object, or a file that the assembler pastes
         return [], False
     joined = _joined(text)
@@ -241,7 +240,7 @@ def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
 
 
 def is_loaded(path: str | Path) -> bool:
-    """Whether the file is a program or a shared library, which its loader reads and no compiler."""
+    """Whether the file is a program or a shared library: a loader reads it, no compiler."""
     with Path(path).open("rb") as file:
         head = file.read(18)
     return head[:4] == b"\x7fELF" and head[16:] in _LOADED

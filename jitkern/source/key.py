@@ -1,7 +1,6 @@
 """The key of a variant: everything that can change the bytes of its artifact.
 
-And the installed package that its source came in, which is no part of the key: `prune --stale` asks
-for it.
+`package_of`, the installed package of a source, is not in the key: it is for `prune --stale`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
 
 
 def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
-    """The inputs of a key that a source gives it, whatever the key is of."""
+    """The inputs of a key that come from a source alone."""
     environment = config.current().environment
     return {
         "schema": SCHEMA,

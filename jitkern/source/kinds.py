@@ -68,7 +68,7 @@ def shared_include() -> str:
 
 
 def _refusal(text: str) -> DeclarationError:
-    """The error for a source that is declared wrongly, with the line that declares it."""
+    """The error for a wrong declaration of a source, with its line."""
     return DeclarationError(call_site() + text)
 
 
@@ -286,7 +286,7 @@ class Source:
 
     @property
     def searched(self) -> list[str]:
-        """The roots that are there: gcc refuses one inside of a file, as of a package in a zip."""
+        """The roots that exist as directories: gcc refuses one inside of a zip file."""
         return [root.path for root in self.roots if Path(root.path).is_dir()]
 
 
@@ -296,8 +296,8 @@ class Cuda(Source):
     Of several files, the file that defines a kernel is compiled for it.
 
     arch_specific: compile for the features of one arch alone (wgmma, setmaxnreg, tcgen05): for
-        `sm_90a` where the target is `sm_90`, and so on from `sm_90` on. An older arch has none, and
-        is compiled for as it is.
+        `sm_90a` where the target is `sm_90`, and so on from `sm_90` on. An older arch has no
+        such features, and stays as it is.
     """
 
     kind: ClassVar[str] = "nvrtc"

@@ -1,6 +1,6 @@
-"""The function of a C, C++ or CUDA file that a variant means, and hints if it is missing.
+"""The function of a variant in a C, C++ or CUDA file, and hints if it is missing.
 
-Its template arguments have names; they are put into the order of the template's parameters.
+Template arguments have names here, and are put into the order of the template's parameters.
 """
 
 from __future__ import annotations

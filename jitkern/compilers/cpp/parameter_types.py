@@ -1,8 +1,8 @@
-"""The parameter types of a C or C++ function, as the compiler saw them, and its one way in.
+"""A probe that tells the parameter types of a C or C++ function, and calls it.
 
-A probe, which is appended to the source, makes the compiler write the types into the artifact, and
-defines FUNCTION, which calls the function with the values that an array of addresses points to. Its
-names begin with `jk_`, since every other name may be a macro of the source.
+It is appended to the source. The compiler writes the types into the artifact. FUNCTION takes an
+array of addresses, and calls the function with the values there. All names of the probe begin with
+`jk_`, since any other name may be a macro of the source.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _WITHOUT = (
 def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...]:
     """nvcc's flags for the archs of `listed` (TORCH_CUDA_ARCH_LIST), or of the visible GPUs.
 
-    No flags if `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, as an
-    empty one behind the last `;` is none, and if there is neither a list nor a GPU.
+    No flags if `cuda_cflags` name an arch. Raises TargetError for a name that is not an arch (also
+    an empty one after the last `;`), and if there is neither a list nor a GPU.
     """
     if is_named(cuda_cflags):
         return ()

@@ -48,7 +48,7 @@ def compile_unit(
     used: tuple[str, str],
     hint: Callable[[str], str],
 ) -> Built:
-    """The cubin of a file whose host code is compiled along and dropped. Raises CompileError.
+    """Compile a file with its host code, and return the cubin alone. Raises CompileError.
 
     text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
     a hint for the error from nvcc's output.

@@ -202,7 +202,7 @@ def _included(trace: Path) -> list[str]:
 
 
 def _on_disk(names: Iterable[str], stand_ins: Collection[str]) -> list[Path]:
-    """The headers that are files; built-in headers and the stand-ins that NVRTC was given are not.
+    """The headers that are files: neither built into NVRTC nor given to it as stand-ins.
 
     A relative name is a path from the current directory.
     """
@@ -245,7 +245,7 @@ def _error_lines(output: str) -> defaultdict[str, set[int]]:
 
 
 def _for_nvrtc(flags: Sequence[str]) -> list[str]:
-    """The flags without those that only nvcc takes, and those of precompiled headers."""
+    """The flags without those of nvcc alone and those for precompiled headers."""
     before = ("", *flags)
     return [
         flag for flag, previous in zip(flags, before)

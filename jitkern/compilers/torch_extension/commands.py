@@ -63,7 +63,7 @@ class Build(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command, the file that it writes, and flags to add if there is much memory.
+    """A command, the file that it writes, and flags to add where memory is plentiful.
 
     needed: whether the build fails if this command fails.
     """

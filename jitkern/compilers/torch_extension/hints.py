@@ -115,7 +115,7 @@ def hint(build: Build, output: str) -> str:
 
 
 def missing_module(build: Build, binary: bytes) -> str:
-    """Why the library is no Python module, or ""."""
+    """Why the library cannot be imported as a Python module, or ""."""
     names = {name.decode() for name in re.findall(rb"\0(PyInit_\w+)(?=\0)", binary)}
     last = build.name.rpartition(".")[2]
     if f"PyInit_{last}" in names or not last.isascii():

@@ -122,9 +122,9 @@ class Inline(Extension):
 
 
 class InlineCompiler(ExtensionCompiler):
-    """The compiler of an `Inline`: it refuses no file that the key does not cover.
+    """The compiler of an `Inline`, which may read files that the key does not cover.
 
-    Such a file, as a header that a macro names, is compared whenever the entry is used: see
+    Such a file, for example a header that a macro names, is compared at each use of the entry: see
     `is_outdated`.
     """
 
