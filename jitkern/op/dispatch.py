@@ -88,11 +88,11 @@ class Implementation:
 
     def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = config.current()
-        run = self._run_told if settings.remotes else self._run
         reasons: list[JitkernError] = []
         for source in () if self.pinned else self.op.sources_on(self.device):
             try:
-                result = run(source, device, args, kwargs)
+                with self._served(source, device, args, kwargs):
+                    result = self._run(source, device, args, kwargs)
             except launch.kernels.LeftToReference:
                 return self._reference(args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
@@ -140,13 +140,6 @@ class Implementation:
             return line, str(self.devices.target(device.index))
 
         return jit.current_call.served(text)
-
-    def _run_told(
-        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call `_run`; a miss inside may ask a build service for this call."""
-        with self._served(source, device, args, kwargs):
-            return self._run(source, device, args, kwargs)
 
     def _run(
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
