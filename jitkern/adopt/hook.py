@@ -75,10 +75,6 @@ class _ChangingLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: Any) -> Any:
-        """Make the module as its own loader does."""
-        return self._loader.create_module(spec)
-
     def exec_module(self, module: Any) -> None:
         """Load the module, then change it."""
         self._loader.exec_module(module)

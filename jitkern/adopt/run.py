@@ -197,12 +197,12 @@ class Run:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(child, got.si_signo)
                     continue
-                done, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
-                if done and os.WIFSTOPPED(status):
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                    os.kill(child, signal.SIGCONT)
-                elif done:
-                    return os.waitstatus_to_exitcode(status)
+                for done, status in _ended_children():  # as process 1, also of others
+                    if done == child and os.WIFSTOPPED(status):
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                        os.kill(child, signal.SIGCONT)
+                    elif done == child:
+                        return os.waitstatus_to_exitcode(status)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -239,6 +239,13 @@ def _started(command: list[str], environment: Mapping[str, str], mask: Iterable[
     except OSError as e:
         os.write(2, f"jitkern run: {command[0]}: {e.strerror}\n".encode())
     os._exit(126)
+
+
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """Yield each child that has ended or was stopped, with its status."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
+            yield found
 
 
 @contextlib.contextmanager
