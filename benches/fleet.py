@@ -3,9 +3,9 @@
 A process calls `vec_add` and `softmax` on the CPU. The clock starts after `import torch`, stops at
 the second result, and again as soon as C serves the calls. `local compile` has no remote. The
 others may not compile, and reach their server through a network that takes --delay seconds each
-way: `by bundle` and `by entry` read a static web server with all that a prewarm of the shipped ops
-has built; `service` is the first process that asks `jitkern serve` on an empty cache, `service
-again` the next one. `warm` is a process on a filled cache. Ratios are to it.
+way: `bundles` reads a static web server with all that a prewarm of the shipped ops has built;
+`service` is the first process that asks `jitkern serve` on an empty cache, `service again` the next
+one. `warm` is a process on a filled cache. Ratios are to it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from benches.serve import serving
 from benches.slow_network import SlowNetwork
 from jitkern import cache_tools
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import bundle
-from jitkern.remote import layout, publish
-from jitkern.remote.index import Index
+from jitkern.remote import publish
 from jitkern.remote.stores.directory import DirectoryStore
 from jitkern.target import Target
 
@@ -77,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Bench:
-    """A filled cache, two remotes made of it, and processes that start with empty caches."""
+    """A filled cache, a remote made of it, and processes that start with empty caches."""
 
     def __init__(self, home: Path, delay: float) -> None:
         self.home, self.delay = home, delay
@@ -90,23 +88,13 @@ class Bench:
         self.entries = len(chosen)
         store = DirectoryStore((home / "bundles").as_uri())
         publish.push(cache, chosen, store, unsigned=True)
-        for row, entry in chosen:
-            target, name = row.target, entry.path.name
-            index = home / "entries" / layout.index_of(layout.machine_of(target))
-            index.parent.mkdir(parents=True, exist_ok=True)
-            index.write_bytes(Index((), loose=True).encode())
-            path = home / "entries" / layout.entry_of(target, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            bundle.pack(cache, [(row, entry)], path)
-        (home / "entries" / layout.ROOT).write_bytes(layout.ROOT_CONTENT)
 
     def round(self) -> dict[str, dict[str, float]]:
         """Measure each way once."""
         found = {"local compile": self._node("local")}
         found["warm"] = self._node("local", keep=True)
-        for name, folder in (("by bundle", "bundles"), ("by entry", "entries")):
-            with static(self.home / folder) as to:
-                found[name] = self._node(folder, to)
+        with static(self.home / "bundles") as to:
+            found["bundles"] = self._node("bundles", to)
         with serving(self.home / "service") as url:
             to = ("127.0.0.1", urlsplit(url).port or 0)
             found["service"] = self._node("service-1", to)

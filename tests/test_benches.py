@@ -224,7 +224,7 @@ def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
 @pytest.mark.long
 def test_fleet_compares_a_compile_with_remotes_and_a_service(cache_dir: Path) -> None:
     output = printed(cache_dir, "benches.fleet", "--json", "--rounds", "1", "--delay", "0.001")
-    ways = {"local compile", "warm", "by bundle", "by entry", "service", "service again"}
+    ways = {"local compile", "warm", "bundles", "service", "service again"}
     assert set(output["seconds"]) == set(output["over_warm"]) == ways
     for name, fields in output["seconds"].items():
         assert 0 < fields["first"] <= fields["served"]

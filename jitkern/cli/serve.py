@@ -8,11 +8,10 @@ SIGTERM and Ctrl-C let builds end, and then end the service.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jitkern import config, jit, service
@@ -72,12 +71,18 @@ def run(args: argparse.Namespace) -> int:
     publisher = service.publisher.Publisher(push) if push else None
     jobs = args.jobs or parallelism.limit()
     try:
-        with _binding(args.listen):
+        try:
             server = service.server.Server(
                 ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
                 record=args.record, token=token, tell=_show if args.level > 0 else lambda _: None,
                 built=publisher.note if publisher else lambda _: None,
             )  # fmt: skip
+        except OSError as e:
+            host, port = args.listen
+            raise JitkernError(
+                f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by "
+                "--listen"
+            ) from e
         thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
         thread.start()
         try:
@@ -100,18 +105,6 @@ def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence
     store, names = pushable(url, key), service.server.names_of(ops)
     with config.using(fallback="raise"):
         return service.publisher.pusher(jit.open_cache(), names, store, key)
-
-
-@contextlib.contextmanager
-def _binding(address: tuple[str, int]) -> Iterator[None]:
-    """Raise JitkernError where the block cannot listen on an address."""
-    try:
-        yield
-    except OSError as e:
-        host, port = address
-        raise JitkernError(
-            f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by --listen"
-        ) from e
 
 
 def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int) -> None:

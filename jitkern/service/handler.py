@@ -243,7 +243,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_allowed():
             return
         if self.path != _BUILD:
-            self.refuse(405 if _known(self.path) else 404, f"only {_BUILD} takes a POST")
+            known = any(pattern.fullmatch(self.path) for _, pattern in _ROUTES)
+            self.refuse(405 if known else 404, f"only {_BUILD} takes a POST")
             return
         self.route = "build"
         if (body := self.body()) is None:
@@ -358,7 +359,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def _missing(self) -> None:
         self.refuse(404, "there is no such object")
-
-
-def _known(path: str) -> bool:
-    return any(pattern.fullmatch(path) for _, pattern in _ROUTES)

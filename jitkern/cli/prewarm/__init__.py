@@ -99,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
             say(f"part {args.shard[0]} of {args.shard[1]}, by the variables of {whose}", code="")
     key = args.key or config.current().sign_key
     store = pushable(args.push, key) if args.push else None
-    engine = _engine(args)
+    engine: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if args.engine:
+        engine = prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
     targets = choose_targets(args.target)
     if args.recording:
         wanted, broken = choose_recorded(args.recording, args.what)
@@ -187,12 +189,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
     if args.key and not args.push:
         raise UsageError("--key is for --push")
-
-
-def _engine(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
-    if not args.engine:
-        return contextlib.nullcontext()
-    return prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
 
 
 def _shard(text: str) -> tuple[int, int] | str:
