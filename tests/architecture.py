@@ -45,7 +45,7 @@ BUDGETS = {
     "raw": 685,
     "dropin": 560,
     "composition": 4037,
-    "prewarming": 1921,
+    "prewarming": 1894,
     "devtools": 703,
     "inference": 32,
     "service": 1369,

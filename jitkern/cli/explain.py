@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, calls, config, jit, op as op_room, prewarming, remote, trace
+from jitkern import cache_tools, config, jit, op as op_room, prewarming, remote, runtime, trace
 from jitkern.cache.entry import Entry
 from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted
@@ -159,14 +159,14 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
     yield from hints.choices(op, source, target)
     traces, reasons, _ = prewarming.call_traces.traces_of(op, source, target, needing, {})
     written = op.launch_function(source, target.device) if traces else None
-    for traced, entry in prewarming.call_traces.kept(op, source, target, traces):
-        name = ("call", *calls.signature.class_of(traced.args))
-        label = entry.variant if entry else ".".join(name)
+    for traced, of_class in traces:
+        entry = runtime.records.entry_of(of_class, traced)
+        label = entry.variant if entry else ".".join(("call", *of_class.call))
         yield ExplainRow(
             "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",
             reason="" if entry else f"nothing like it is: {_remedy(op.name, target)}",
-            program=_beside(op, traced.trace, written),
+            program=_beside(op, traced, written),
         )  # fmt: skip
     for reason in reasons:
         yield ExplainRow("python", "", str(target), reason=f"its Python launcher runs: {reason}")

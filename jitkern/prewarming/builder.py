@@ -17,7 +17,7 @@ from jitkern.jit import announcement
 from jitkern.op import recorder
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming import workers
-from jitkern.prewarming.call_traces import keep_all, refused_by, traces_of
+from jitkern.prewarming.call_traces import refused_by, traces_of
 from jitkern.prewarming.tasks import (
     NOT_TRIED,
     Group,
@@ -28,7 +28,7 @@ from jitkern.prewarming.tasks import (
     reason_of,
 )
 from jitkern.runtime import binding
-from jitkern.runtime.records import reader
+from jitkern.runtime.records import keep, reader
 from jitkern.source import closure
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target, this_platform
@@ -83,12 +83,13 @@ class _Work:
             # A trace has made the checks of its launches.
             if refused := refused_by(op, source, target, without, entries):
                 return Recorded(refused)
+            kept = [keep(one.calls, one.trace, read) for one in traces]
             launches = [
                 Result(
                     op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
                     path=str(entry.path),
                 )
-                for entry, new in keep_all(op, source, target, traces, read)
+                for entry, new in filter(None, kept)
             ]  # fmt: skip
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             _log.debug("the calls of %s failed", op.name, exc_info=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from jitkern.cache.entry import Entry
-from jitkern.cache.records import Reader
-from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, error_site
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, all_configurations
@@ -21,7 +19,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
-from jitkern.runtime.records import CallClass, entry_of, keep
+from jitkern.runtime.records import CallClass
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace import trace
@@ -29,10 +27,10 @@ from jitkern.trace.tracer import metadata_of
 
 
 class TracedCall(NamedTuple):
-    """A trace that a sample uses, and the metadata of its arguments."""
+    """A trace that a sample uses, and the class of calls that it is for."""
 
     trace: trace.Traced
-    args: list[Any]
+    calls: CallClass
 
 
 class Traces(NamedTuple):
@@ -112,7 +110,7 @@ def traces_of(
                 continue  # its kernel failed to build, or was not built yet
             else:
                 references = tuple(kernel.reference for kernel in one.trace.kernels)
-                key = one.trace.program, references, class_of(one.args), one.trace.model
+                key = one.trace.program, references, one.calls.call, one.trace.model
                 traces[key], traced = one, True
         if len(refused) == len(known):
             reasons[refused[0]] = None
@@ -134,35 +132,9 @@ def _traced(
     """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = metadata_of(op.signature.in_order(args, kwargs))
-    function, _, _, device = _launcher(op, source, target)
-    keywords = frozenset(kwargs)
-    return TracedCall(
-        trace.trace(op.signature, function, descriptions, keywords, device, kernels), descriptions
-    )
-
-
-def kept(
-    op: Op, source: Source, target: Target, traces: Sequence[TracedCall]
-) -> Iterator[tuple[TracedCall, Entry | None]]:
-    """Yield each trace with the entry of its record, or None if there is none."""
-    launcher = _launcher(op, source, target)
-    for traced in traces:
-        calls = CallClass.of(op.signature, launcher, traced.trace.world, traced.args)
-        yield traced, entry_of(calls, traced.trace)
-
-
-def keep_all(
-    op: Op, source: Source, target: Target, traces: Sequence[TracedCall], read: Reader
-) -> list[tuple[Entry, bool]]:
-    """Publish the records of traces; returns their entries, each with whether it is new."""
-    launcher = _launcher(op, source, target)
-    results = [
-        keep(CallClass.of(op.signature, launcher, traced.world, args), traced, read)
-        for traced, args in traces
-    ]
-    return [result for result in results if result]
-
-
-def _launcher(op: Op, source: Source, target: Target) -> Launcher:
     device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
-    return Launcher(op.launch_function(source, target.device), source, target, device)
+    function = op.launch_function(source, target.device)
+    keywords = frozenset(kwargs)
+    traced = trace.trace(op.signature, function, descriptions, keywords, device, kernels)
+    launcher = Launcher(function, source, target, device)
+    return TracedCall(traced, CallClass.of(op.signature, launcher, traced.world, descriptions))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import H100, LONGEST, REPOSITORY, kernels, last_json, needs_nvrtc
+from helpers import H100, REPOSITORY, kernels, last_json, needs_nvrtc
 
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
 from jitkern.errors import NotCached
 from jitkern.op.all_ops import all_ops
 from jitkern.op.op import OPS
-from jitkern.prewarming import tasks
 from jitkern.prewarming.builder import Step
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -147,31 +145,6 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
     report = last_json(cli("prewarm", "vec_add", "--json", "--keep-going")[1])
     assert (report["failed"], report["skipped"]) == (4, 0)
     assert "the fake refuses" in report["results"][0]["reason"]
-
-
-@pytest.mark.long
-def test_an_op_is_ready_while_another_ones_kernels_compile(cli, monkeypatch):
-    processes = multiprocessing.get_context("fork")
-    ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
-    keep = tasks.keep_all
-
-    def waiting(variant, target, **options):
-        if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
-            assert linked.wait(LONGEST)
-        return ensure(variant, target, **options)
-
-    def kept(op, *rest):
-        if op.name == "jitkern::vec_add":
-            linked.set()
-        return keep(op, *rest)
-
-    monkeypatch.setattr(jit, "ensure_and_tell", waiting)
-    monkeypatch.setattr(tasks, "keep_all", kept)
-    code, out, _ = cli("prewarm", "muladd", "vec_add", "--jobs", "2", "--json", "--keep-going")
-    report = last_json(out)
-    assert (code, report["failed"]) == (0, 0)
-    ops = [row["op"] for row in kernels(report)]
-    assert ops == sorted(ops)  # as the ops stand, however they ended
 
 
 OP = """

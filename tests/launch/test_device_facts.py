@@ -17,7 +17,7 @@ from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
-from jitkern.prewarming.call_traces import keep_all, traces_of
+from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding, records
 from jitkern.target import Target
 from jitkern.trace.world import world_of
@@ -98,7 +98,7 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     for variant in needs.variants:
         jit.ensure(variant, TARGET)
     traces = traces_of(op, source, TARGET, needs.calls, {}).traces
-    ((_, new),) = keep_all(op, source, TARGET, traces, records.reader())
+    ((_, new),) = [records.keep(one.calls, one.trace, records.reader()) for one in traces]
     launcher = Launcher(function, source, TARGET, torch.device("cuda"))
     known = records.CallClass.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
     assert new and len(records.found(known, records.reader())) == 1

@@ -11,7 +11,7 @@ from jitkern.launch import autotune, tuned
 from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.call_traces import keep_all, traces_of
+from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import world_of
@@ -75,7 +75,8 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
     assert {t.trace.model: dict(t.trace.kernels[0].variant.template)["WAY"] for t in traces} == {
         "One GPU": 1, "Another GPU": 2
     }  # fmt: skip
-    keep_all(op, source, GPU, traces, records.reader())
+    for one in traces:
+        records.keep(one.calls, one.trace, records.reader())
     monkeypatch.setattr(tuned, "model_of", lambda _: "Another GPU")
     assert len(found(op, source, GPU)) == 1
     monkeypatch.setattr(tuned, "model_of", lambda _: "A third GPU")
