@@ -32,7 +32,7 @@ BUDGETS = {
     "cache": 1913,
     "source": 4039,
     "cache_tools": 1806,
-    "remote": 2311,
+    "remote": 2314,
     "calls": 728,
     "compilers": 5371,
     "loading": 645,

@@ -13,6 +13,7 @@ import functools
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from jitkern.errors import JitkernError
@@ -82,13 +83,15 @@ class Index(NamedTuple):
         pushes of its package are there.
         """
         kept: list[Bundle] = []
+        pushes: dict[str, set[str]] = defaultdict(set)  # of newer bundles, by package
+        known: dict[str, set[str]] = defaultdict(set)  # their entries
         for bundle in self.bundles:
-            newer = [other for other in kept if other.package == bundle.package]
-            pushes = {other.push for other in newer} - {bundle.push}
-            known = {digest for other in newer for digest in other.entries}
-            outdated = len(pushes) >= keep or known.issuperset(bundle.entries)
+            newer = pushes[bundle.package] - {bundle.push}
+            outdated = len(newer) >= keep or known[bundle.package].issuperset(bundle.entries)
             if not outdated or (packages is not None and bundle.package not in packages):
                 kept.append(bundle)
+                pushes[bundle.package].add(bundle.push)
+                known[bundle.package].update(bundle.entries)
         return Index(tuple(kept))
 
     def without(self, files: Collection[str]) -> Index:
