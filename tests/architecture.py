@@ -45,7 +45,7 @@ BUDGETS = {
     "raw": 685,
     "dropin": 560,
     "composition": 4037,
-    "prewarming": 1894,
+    "prewarming": 1890,
     "devtools": 703,
     "inference": 32,
     "service": 1369,

@@ -42,8 +42,10 @@ _FORM = re.compile(
 )
 
 
-class Engine(contextlib.AbstractContextManager["Engine"]):
+class Engine(contextlib.ExitStack):
     """The executor of the engine that a text names. It starts at the first use, and ends at exit.
+
+    What was started ends in the middle of its tasks, if there are any.
 
     jobs: the processors that each task uses, for engines that count them.
 
@@ -52,19 +54,15 @@ class Engine(contextlib.AbstractContextManager["Engine"]):
     """
 
     def __init__(self, text: str, *, jobs: int = 1) -> None:
+        super().__init__()
         found = _FORM.fullmatch(text)
         if not found or (text.endswith("://auto") and not text.startswith("ray")):
             raise SettingError(f"`{text}` is not an engine: expected one of {FORMS}")
         self._name = found["name"] or found["local"] or found["engine"]
         self._where = found["count"] or found["address"] or ""
         self._jobs = jobs
-        self._at_exit = contextlib.ExitStack()
         self._executor: Any = None
         self._workers: int | None = None
-
-    def __exit__(self, *error: object) -> None:
-        """End what was started, in the middle of its tasks if there are any."""
-        self._at_exit.__exit__(*error)  # type: ignore[arg-type]
 
     @property
     def workers(self) -> int | None:
@@ -84,9 +82,7 @@ class Engine(contextlib.AbstractContextManager["Engine"]):
     def start(self) -> Any:
         if self._executor is None:
             start = {"processes": _processes, "dask": _dask, "ray": _ray, "slurm": _slurm}
-            self._executor, self._workers = start[self._name](
-                self._where, self._jobs, self._at_exit
-            )
+            self._executor, self._workers = start[self._name](self._where, self._jobs, self)
         return self._executor
 
 
