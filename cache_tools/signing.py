@@ -186,16 +186,12 @@ def _public_of(private: Ed25519PrivateKey) -> str:
 def _write_new(path: Path, data: bytes, mode: int) -> None:
     """Write a file that must not exist yet; the file has its mode from the beginning."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(path, "xb", opener=lambda p, flags: os.open(p, flags, mode)) as file:
+            file.write(data)
     except FileExistsError as e:
         raise JitkernError(
             f"{path} exists already and is not overwritten; name another file"
         ) from e
-    except OSError as e:
-        raise JitkernError(f"{path} cannot be written: {e.strerror}; name another file") from e
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
     except OSError as e:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 997,
     "cache": 1913,
     "source": 4039,
-    "cache_tools": 1806,
+    "cache_tools": 1802,
     "remote": 2314,
     "calls": 728,
     "compilers": 5371,
