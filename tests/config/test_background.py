@@ -74,3 +74,13 @@ def test_a_fork_has_none_of_the_work_of_its_parent(make):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     gate.set()
     assert queue.settle(LONGEST) and done == [1]
+
+
+@pytest.mark.long
+def test_a_process_ends_after_kernels_in_the_background(run_python, tmp_path):
+    code = (
+        "import torch, jitkern.ops\nprint(jitkern.ops.vec_add(torch.ones(1), torch.ones(1)).item())"
+    )
+    done = run_python(code, JITKERN_COMPILE="background", JITKERN_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.stdout == "2.0\n" and "runs its PyTorch reference" in done.stderr
+    assert [*tmp_path.glob("cache/v1/*/vec_add.*/*.so")]
