@@ -16,7 +16,7 @@ from jitkern import adopt, config
 from jitkern.adopt.folders import Folder
 from jitkern.adopt.jits import JITS, Jit
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import opened
+from jitkern.cli.filters import opened
 from jitkern.cli.output import print_json, say
 from jitkern.cli.parser import UsageError
 from jitkern.errors import meant

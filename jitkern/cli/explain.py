@@ -22,8 +22,8 @@ from jitkern.cache.entry import Entry
 from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted
 from jitkern.cli import clangd, hints
-from jitkern.cli.cache.filters import opened
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
+from jitkern.cli.filters import opened
 from jitkern.cli.hints import ExplainRow
 from jitkern.cli.output import BOLD, YELLOW, print_json, styled
 from jitkern.cli.parser import UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, duration, named, opened, size, wanted
+from jitkern.cli.filters import add_filters, duration, named, opened, size, wanted
 from jitkern.cli.output import agreed, print_json
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from jitkern import cache_tools, config
 from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted, human_age, human_bytes
-from jitkern.cli.cache.filters import add_filters, named, opened, wanted
 from jitkern.cli.explain import SHORT, explain_entries, found
+from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import on_screen, print_json, print_table
 
 MOST = 8  # targets, and ops, whose sizes are listed

@@ -10,7 +10,7 @@ from jitkern import cache_tools, config
 from jitkern._version import __version__
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, named, opened, wanted
+from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
-from jitkern.cli.cache.filters import add_filters, named, opened, wanted
+from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable

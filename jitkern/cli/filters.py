@@ -1,4 +1,4 @@
-"""The options of `jitkern cache` commands that choose entries."""
+"""The options of commands that choose entries of a cache."""
 
 from __future__ import annotations
 
