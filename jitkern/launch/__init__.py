@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         parameters as parameters,
         resources as resources,
         runner as runner,
+        strides as strides,
         symbols as symbols,
         tuned as tuned,
     )

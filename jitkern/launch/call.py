@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import TYPE_CHECKING, Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
-from jitkern import source as source_room
+from jitkern import launch, source as source_room
 from jitkern.errors import LaunchError
 from jitkern.launch.declared import declared_in
 from jitkern.launch.symbols import concrete
@@ -19,14 +19,21 @@ from jitkern.source.kinds import Source, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig
 from jitkern.source.triton_text import TritonFunction
 
+if TYPE_CHECKING:
+    from jitkern.launch.strides import Strides
+
 
 class Call(NamedTuple):
-    """A launch that a launch function asks for."""
+    """A launch that a launch function asks for.
+
+    strides: what it has asked about those of its tensors; None: it may pass any.
+    """
 
     function: str
     template: tuple[tuple[str, Any], ...]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
+    strides: Strides | None = None
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -219,6 +226,29 @@ def _is_aligned(arg: Any) -> bool:
     if isinstance(arg, torch.Tensor):
         return address_of(arg) % 16 == 0
     return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
+
+
+def check_strides(
+    where: str, source: Source, call: Call, refuses: Callable[[torch.Tensor], bool]
+) -> None:
+    """Raise LaunchError if a launch has a tensor that lies as the launch function did not ask.
+
+    where: the op and its target. refuses: see `strides.Strides`.
+    """
+    for at, arg in enumerate(call.args):
+        if not isinstance(arg, torch.Tensor) or not refuses(arg):
+            continue
+        variant = Variant("", unit_of(source, call.function), call.function, call.template)
+        _, texts = launch.parameters.written(variant, None, len(call.args))
+        spelled = f" (`{texts[at]}`)" if texts else ""
+        raise LaunchError(
+            f"`{call.function}` of {where}: argument {at + 1}{spelled} is not contiguous, with "
+            f"shape {[*arg.shape]} and strides {[*arg.stride()]}, and the launch function did not "
+            "ask for its strides, so the kernel would take other elements: pass `x.contiguous()` "
+            "in the launch function (of a tensor that the kernel changes, check "
+            f"`x.is_contiguous()`), or declare `{type(source).__name__}(..., strided=True)` if the "
+            "kernel takes any strides"
+        )
 
 
 def address_of(tensor: torch.Tensor) -> int:

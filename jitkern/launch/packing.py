@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
 from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch, table_of
+
+if TYPE_CHECKING:
+    from jitkern.launch.strides import Strides
 
 Pack = Callable[[Any], Any]
 
@@ -29,8 +32,11 @@ class ArgumentPacker:
         self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device says
         self._kinds = [_kind_of(code) for code in parameters]
 
-    def packed(self, args: Sequence[Any]) -> list[Any] | None:
-        """Return the values to pass, addresses for tensors; None if `checked` must look."""
+    def packed(self, args: Sequence[Any], strides: Strides | None) -> list[Any] | None:
+        """Return the values to pass, addresses for tensors; None if other checks must look.
+
+        strides: see `Call`.
+        """
         if len(args) != len(self._kinds):
             return None
         values: list[Any] = []
@@ -47,6 +53,7 @@ class ArgumentPacker:
                     or arg.is_neg()  # `is_lazy`, written out
                     or arg.is_conj()
                     or arg._is_zerotensor()
+                    or (strides and not arg.is_contiguous() and strides.refuses(arg))
                 ):
                     return None
                 else:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import TYPE_CHECKING, Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
@@ -20,7 +20,7 @@ from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetErro
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Question
-from jitkern.launch.call import Call, checked_address, expanded, variant_of
+from jitkern.launch.call import Call, check_strides, checked_address, expanded, variant_of
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.packing import ArgumentPacker
@@ -32,6 +32,9 @@ from jitkern.source import triton_decorators, triton_text
 from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, Source, Variant
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.launch.strides import Strides
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no tables
 RETRY = 60.0  # seconds after which a background build that failed is tried again
@@ -63,9 +66,19 @@ class Runner:
         after_fork(self._lock)
 
     def __call__(self, call: Call) -> None:
+        if call.strides and call.strides.questions:
+            with torch._C.DisableTorchFunction():  # what is asked here, the function does not ask
+                self._begin(call)
+        else:
+            self._begin(call)
+
+    def _begin(self, call: Call) -> None:
         ready = self._ready.get(_form(call))
-        values = ready.packs.packed(call.args) if ready and ready.packs else None
+        packs = ready.packs if ready else None
+        values = packs.packed(call.args, call.strides) if packs else None
         if ready is None or values is None:
+            if call.strides:
+                check_strides(self.where, self.source, call, call.strides.refuses)
             self._start(self.expanded(call))
         elif self.source.runs == HOST:
             ready.compiled.function.call(values)
@@ -128,14 +141,15 @@ class Runner:
             return autotune.question_of(function, declared._replace(pruning=pruning), named)
 
     def choose(
-        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any], strides: Strides | None
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune` for a call; may measure the configurations."""
         arguments = functools.cache(lambda: launch.measure.arguments_for(tuned, args, kwargs))
 
         def launch_of(config: Mapping[str, Any]) -> Launch:
             positional, named = arguments()
-            return lambda: tuned(Kernels(self, lambda *_: config), *positional, **named)
+            kernels = functools.partial(Kernels, self, lambda *_: config, strides=strides)
+            return lambda: tuned(kernels(), *positional, **named)
 
         configs = autotune.configs_of(tuned, args, kwargs)
         question = Question("", configs, autotune.tuning_key_of_call(tuned, args, kwargs))

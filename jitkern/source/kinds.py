@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         flags: Sequence[str]
         environment: Sequence[str]
         min_compiler: str
+        strided: bool
         folder: str
         package: str
         module: str
@@ -126,6 +127,8 @@ class Source:
     environment: names of variables the build depends on; their values are passed on and enter
         the key.
     min_compiler: the oldest compiler version that may build the files, e.g. "12.8".
+    strided: whether the kernels take tensors of any strides, so that a launch function may pass a
+        tensor without asking how it lies. Not for an Extension, which gets tensors whole.
     """
 
     kind: ClassVar[str] = ""
@@ -150,6 +153,7 @@ class Source:
         flags: Sequence[str] = (),
         environment: Sequence[str] = (),
         min_compiler: str = "",
+        strided: bool = False,
         folder: str = "",
         package: str = "",
         module: str = "",
@@ -179,6 +183,9 @@ class Source:
         if not isinstance(min_compiler, str):
             raise _refusal(f"min_compiler={min_compiler!r} is no string: write '{min_compiler}'")
         self.min_compiler = min_compiler
+        if strided not in (False, True) or (strided and self.runs == ITSELF):
+            raise _refusal(f"strided={strided!r}: True or False, and for no Extension")
+        self.strided = strided
         self.text = text
         self.written_at = tuple(written_at)
         self.home = folder

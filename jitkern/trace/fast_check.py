@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from jitkern import trace
+from jitkern.launch.strides import ASKS
 from jitkern.launch.tuned import changed, parts_of
 from jitkern.trace.values import homes_of, is_plain
 from jitkern.trace.world import World, world_of
@@ -42,6 +43,12 @@ def with_fast_check(function: Function) -> Function:
     the copy has copies of.
     """
     return _fast_check(function).now() or function
+
+
+def asks_strides(function: Function) -> bool:
+    """Whether a launch function asks about the strides of any tensor, or may by what it calls."""
+    world = world_of(parts_of(function))
+    return not ASKS.isdisjoint(world.attributes) or not world.is_fully_known(_is_inert)
 
 
 class _FastCheck:

@@ -107,6 +107,7 @@ class TensorProxy:
         offset: Any = 0,
         argument: int | None = None,
         contiguous: bool = False,
+        model: TensorProxy | None = None,
     ) -> None:
         self._program = program
         self._memory = memory
@@ -116,6 +117,11 @@ class TensorProxy:
         self._strides = tuple(strides)
         self._offset = offset  # in elements
         self._argument = argument  # its number, or None for a view or an allocation
+        # The argument whose strides it has, or has by a view; None for memory made in this call.
+        self._origin: TensorProxy | None = (
+            self if argument is not None else None if model is None else model._origin
+        )
+        self._asked = False  # of an argument: whether the launch function asked about its strides
         self._known_contiguous = contiguous
         self.layout = torch.strided
         self.ndim = len(self.shape)
@@ -159,6 +165,7 @@ class TensorProxy:
         return self.shape if dim is None else self.shape[self._position(dim)]
 
     def stride(self, dim: int | None = None) -> Any:
+        self._ask()
         return self._strides if dim is None else self._strides[self._position(dim)]
 
     def element_size(self) -> int:
@@ -193,6 +200,15 @@ class TensorProxy:
         return Address(offset) if self._memory.address is None else self._memory.address + offset
 
     def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
+        self._ask()
+        return self.lies_densely(memory_format)
+
+    def _ask(self) -> None:
+        if self._origin is not None:
+            self._origin.__dict__["_asked"] = True
+
+    def lies_densely(self, memory_format: Any = torch.contiguous_format) -> bool:
+        """Whether the tensor is contiguous, guarded; it is no question of the launch function."""
         if memory_format is not torch.contiguous_format:
             raise Unsupported(f"is_contiguous({memory_format}) cannot be traced")
         if self._known_contiguous:
@@ -202,10 +218,10 @@ class TensorProxy:
             self._program.facts.guard("CONTIGUOUS", self._argument, int(answer))
             self.__dict__["_known_contiguous"] = answer
             return answer
-        return bool(self.numel() == 0) or all(
-            bool(size == 1) or bool(stride == step)
+        return all(
+            bool(stride == step) or bool(size == 1)
             for size, stride, step in zip(self.shape, self._strides, dense_strides(self.shape))
-        )
+        ) or bool(self.numel() == 0)
 
     def _follows(self, strides: Sequence[Any]) -> bool:
         """Whether the hints of `strides` are those of contiguous memory, without a guard."""
@@ -369,7 +385,7 @@ class TensorProxy:
     ) -> TensorProxy:
         return TensorProxy(
             self._program, self._memory, self.dtype, shape, strides,
-            offset=self._offset if offset is None else offset, contiguous=contiguous,
+            offset=self._offset if offset is None else offset, contiguous=contiguous, model=self,
         )  # fmt: skip
 
     def _position(self, dim: Any, count: int = -1) -> int:
@@ -382,7 +398,7 @@ class TensorProxy:
     # ------------------------------------------------------------------ new memory
 
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
-        if self.is_contiguous(memory_format):
+        if self.lies_densely(memory_format):
             return self
         return allocate(self._program, self.shape, None, self.dtype).copy_(self)
 
@@ -503,8 +519,12 @@ def allocate(
     dtype: torch.dtype,
     *,
     contiguous: bool = False,
+    model: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Return the proxy of new memory with these sizes and strides (None: contiguous)."""
+    """Return the proxy of new memory with these sizes and strides (None: contiguous).
+
+    model: the tensor whose strides they are.
+    """
     if dtype not in DTYPE_CODES:
         raise Unsupported(f"an allocation of {dtype} cannot be traced")
     shape = tuple(shape)
@@ -515,7 +535,7 @@ def allocate(
     program.act("ALLOCATE", data, number, DTYPE_CODES[dtype], *program.operands((*shape, *steps)))
     memory = Memory(~number, data, None)
     return TensorProxy(
-        program, memory, dtype, shape, steps, contiguous=contiguous or strides is None
+        program, memory, dtype, shape, steps, contiguous=contiguous or strides is None, model=model
     )
 
 
@@ -560,7 +580,7 @@ def like(
         return allocate(program, model.shape, None, chosen)
     if memory_format is not torch.preserve_format:
         raise Unsupported(f"an allocation in {memory_format} cannot be traced")
-    contiguous = model.is_contiguous()
+    contiguous = model.lies_densely()
     if not contiguous:
         expected: Any = 1
         for d in sorted(range(model.ndim), key=lambda d: _stride_hints(model, d)):
@@ -569,7 +589,9 @@ def like(
             if not model._strides[d] == expected:
                 raise Unsupported("empty_like() of gaps or overlaps cannot be traced")
             expected = expected * model.shape[d]
-    return allocate(program, model.shape, model._strides, chosen, contiguous=contiguous)
+    return allocate(
+        program, model.shape, model._strides, chosen, contiguous=contiguous, model=model
+    )
 
 
 def _options(

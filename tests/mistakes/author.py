@@ -202,7 +202,7 @@ DECLARATIONS = [
     _host("source_string", 'cuda=Cuda("scale.cu")', 'cuda="scale.cu"', "scale = kernel(", "is a string: write cuda=Cuda('scale.cu')"),
     _host("launch_kind", '"cpu")', '"cpp")', '@scale.launch("cpp")', "launch() takes cc, cpu, cuda, nvrtc, triton, got ('cpp',); did you mean 'cpu'?"),
     _host("kernel_keyword", "cpu=Cpp", "cpus=Cpp", "scale = kernel(", "kernel() takes cpu, cuda, fusible, nondifferentiable, prewarm, got cpus; did you mean cpu?"),
-    _host("source_keyword", 'Cpp("scale.cpp")', 'Cpp("scale.cpp", openMP=True)', "openMP", "Cpp('scale.cpp') takes environment, flags, include, min_compiler, native, openmp, text, got openMP; did you mean openmp?"),
+    _host("source_keyword", 'Cpp("scale.cpp")', 'Cpp("scale.cpp", openMP=True)', "openMP", "Cpp('scale.cpp') takes environment, flags, include, min_compiler, native, openmp, strided, text, got openMP; did you mean openmp?"),
     _host("flags_string", 'Cpp("scale.cpp")', 'Cpp("scale.cpp", flags="-O3")', "flags=", "flags='-O3' is a string: give a list, ['-O3']"),
 ]  # fmt: skip
 PREWARMED = [
