@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, runtime
+from jitkern import config, launch, runtime
 from jitkern.calls.signature import tensors_in
-from jitkern.errors import CompilerNotFound, JitkernError, TargetError
+from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROUNDINGS = 4.0
 _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a second
 _LARGEST = 4096  # numbers in an input whose gradient is checked
+_LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
 
 
 class OpCheck(NamedTuple):
@@ -105,19 +106,87 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
 
 
 def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: Source) -> str:
-    """Compare a source with the reference, by its Python launcher and then by C."""
+    """Compare a source with the reference, by its Python launcher and then by C.
+
+    Then with one tensor at a time that lies in another way, in the first sample of each combination
+    of dtypes and ranks. An op may refuse that, and may not take other elements.
+    """
     if not op.declaration.reference:
         raise _Untried("the op has no reference")
+    kinds = {tuple((t.dtype, t.dim()) for t in tensors_in(s)): s for s in samples[::-1]}
+    layouts = [case for sample in kinds.values() for case in _laid_out(op, sample)]
+    refused: dict[str, None] = {}
     largest = 0.0
     with _only(op, device, source):
         for _ in range(2):
             for number, sample in enumerate(samples, 1):
                 worst = compared(op, sample)
-                largest = max(largest, worst.error)
-                if worst.error > worst.allowed:
-                    raise AssertionError(f"sample {number}, {_shapes(sample)}: {worst.told}")
+                largest = max(largest, _within(worst, f"sample {number}", sample))
+            for what, sample, wanted in layouts:
+                try:
+                    worst = compared(op, sample, wanted)
+                except RuntimeError as e:
+                    if type(e) not in (RuntimeError, LaunchError) or "CUDA error" in str(e):
+                        raise
+                    refused[what.partition(",")[0]] = None
+                else:
+                    largest = max(largest, _within(worst, what, sample))
             runtime.specializer.settle()
-    return f"{len(samples)} samples, within {largest:.2f} roundings"
+    note = f"{len(samples)} samples, within {largest:.2f} roundings"
+    note += f"; refused: {', '.join(refused)}" if refused else ""
+    return f"{note}\nand {len(layouts)} calls with a tensor that lies in another way"
+
+
+def _within(worst: Worst, what: str, sample: Sequence[Any]) -> float:
+    """Return an error. Raises AssertionError if it is more than is allowed."""
+    if worst.error > worst.allowed:
+        raise AssertionError(f"{what}, {_shapes(sample)}: {worst.told}")
+    return worst.error
+
+
+def _laid_out(op: Op, sample: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], Expected]]:
+    """Yield what lies in another way, the sample with that, and what the op must make of it."""
+    if sum(tensor.numel() for tensor in tensors_in(sample)) > _LONGEST:
+        return
+    changed = [name for _, name in op.signature.changed]
+    own = _expected(op, sample)
+    for at, (argument, value) in enumerate(zip(op.signature.arguments, sample)):
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            continue
+        for layout, tensor in _layouts(value):
+            expanded = layout == "expanded"
+            if expanded and (argument.name in changed or not value.is_floating_point()):
+                continue  # its elements would share memory, or be other indices
+            other = (*sample[:at], tensor, *sample[at + 1 :])
+            what = f"`{argument.name}` {layout}, with strides {[*tensor.stride()]}"
+            yield what, other, _expected(op, other) if expanded else own
+
+
+def _layouts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of a tensor that lie in other ways; `expanded` repeats some of its values."""
+
+    def placed(strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+        span = sum((size - 1) * step for size, step in zip(tensor.shape, strides)) + 1
+        memory = torch.zeros(offset + span, dtype=tensor.dtype, device=tensor.device)
+        return memory.as_strided(tensor.shape, strides, offset).copy_(tensor)
+
+    if not tensor.numel():
+        return
+    dense = torch.empty(tensor.shape, device="meta").stride()
+    if tensor.squeeze().dim() > 1:
+        yield "transposed", placed(torch.empty(tensor.shape[::-1], device="meta").stride()[::-1])
+    longer = [d for d, size in enumerate(tensor.shape) if size > 1]
+    if longer:
+        yield "sliced", placed([2 * step for step in dense])
+        yield "expanded", tensor.narrow(longer[0], 0, 1).expand_as(tensor)
+    yield "offset", placed(dense, 1)
+
+
+class Expected(NamedTuple):
+    """What an op must make of a sample: the reference's results, and those in float64."""
+
+    own: list[torch.Tensor]
+    precise: list[torch.Tensor]
 
 
 class Worst(NamedTuple):
@@ -131,19 +200,23 @@ class Worst(NamedTuple):
     told: str
 
 
-def compared(op: Op, sample: Sequence[Any]) -> Worst:
-    """Return the number of the op's results on a sample that is farthest from the reference."""
-    got = _results(op, op, copied(sample))
+def _expected(op: Op, sample: Sequence[Any]) -> Expected:
     own = _results(op, op.run_reference, copied(sample))
     try:
         want = _results(op, op.run_reference, copied(sample, torch.float64))
     except Exception:  # noqa: BLE001  the reference takes no float64
         want = own
+    return Expected(own, [_wanted(a, b) for a, b in zip(own, want)])
+
+
+def compared(op: Op, sample: Sequence[Any], wanted: Expected | None = None) -> Worst:
+    """Return the number of the op's results on a sample that is farthest from the reference."""
+    got = _results(op, op, launch.measure.copied(sample, {}))
+    own, want = wanted or _expected(op, sample)
     if [(t.shape, t.dtype) for t in got] != [(t.shape, t.dtype) for t in own]:
         raise AssertionError(
             f"{_shapes(sample)}: gave {_shapes(got)}, the reference {_shapes(own)}"
         )
-    want = [_wanted(a, b) for a, b in zip(own, want)]
     reached = [float(_errors(a, b).max()) for a, b in zip(own, want) if a.numel()]
     allowed = ROUNDINGS * max([1.0, *reached])
     names = [*op.signature.outputs, *(name for _, name in op.signature.changed)]

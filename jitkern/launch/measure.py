@@ -211,6 +211,8 @@ def _exchanged(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the strides and the alignment of the tensor."""
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
     span = span if tensor.numel() else 0
     offset = tensor.data_ptr() % ALIGNMENT // tensor.element_size()

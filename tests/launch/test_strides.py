@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from helpers import served
 from tuning import ways
 
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
+from jitkern.devtools import check
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.jit import key_of
 from jitkern.launch.runner import Runner
@@ -312,3 +314,39 @@ def test_strided_is_no_part_of_a_kernel(tmp_path):
         Extension("k.cpp", function="f", strided=True)
     with pytest.raises(DeclarationError, match="strided='yes'"):
         Cpp("k.cpp", strided="yes")
+
+
+def checked(op, launch, **options):
+    """What `jitkern check` finds about an op with this launch function and one sample."""
+    mine = op(launch, "(Tensor x, Tensor w) -> Tensor", torch.mv, **options)
+    mine.samples(lambda _: [(X, X[0])])
+    return next(iter(check.checks_of(mine, ["cpu"])))
+
+
+def test_check_finds_a_kernel_that_reads_other_elements(op):
+    def asks_in_vain(k, x, w):
+        x.stride(), w.stride()
+        out = torch.empty(x.shape[:1])
+        k.dot[{"T": x.dtype}](out, x, w, *x.shape, x.stride(0), 1)
+        return out
+
+    for launch, options in ((asks_in_vain, {}), (rows_of, {"strided": True})):
+        row = checked(op, launch, **options)
+        wrong = (
+            r"`x` transposed, with strides \[1, 4\]"
+            if not options
+            else r"`w` sliced, with strides \[2\]"
+        )
+        assert row.ok is False
+        assert re.match(
+            wrong + r", \(float32\[4, 6\], float32\[6\]\): out\[\d\]: got ", row.note
+        ), row
+
+
+def test_check_tells_what_an_op_refuses(op):
+    row = checked(op, rows_of)
+    assert row.ok
+    assert row.note.splitlines() == [
+        "1 samples, within 0.00 roundings; refused: `w` sliced, `w` expanded",
+        "and 7 calls with a tensor that lies in another way",
+    ]
