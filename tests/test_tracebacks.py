@@ -7,15 +7,18 @@ import sys
 import traceback
 
 import pytest
+import torch
 from helpers import REPOSITORY
 
 import jitkern
 from jitkern import config
 from jitkern.declare import Cpp, kernel
+from jitkern.op.op import OPS
 
 KERNEL = """
 import torch
 from jitkern.declare import Cpp, kernel
+from jitkern.op.op import OPS
 op = kernel("jitkern_shown::op(Tensor x) -> Tensor", cpu=Cpp(text='extern "C" void op(float* x) {}'))
 
 @op.launch("cpu")
@@ -80,6 +83,19 @@ def test_a_traceback_names_the_lines_of_the_user_alone(tmp_path):
     assert {"jitkern/op/op.py", "jitkern/op/dispatch.py", "shown_kernel.py"} < {*files(full)}
 
 
+@pytest.fixture
+def declare_failing():
+    op = kernel("jitkern_shown::failing(Tensor x) -> Tensor")
+    op.reference(torch.clone)
+
+    @op.backward
+    def _(grad, x):
+        raise ValueError("backward")
+
+    yield op
+    del OPS[op.name]
+
+
 def frames(call):
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         call()
@@ -109,6 +125,12 @@ def test_every_door_shows_its_callers_frame_last(call):
     with config.using(traceback="full"):
         _, rest = frames(call)
     assert rest[0] == __file__ and len(rest) > 1
+
+
+def test_an_error_of_a_backward_pass_shows_its_author_s_frame_last(declare_failing):
+    _, rest = frames(lambda: declare_failing(torch.ones(3, requires_grad=True)).sum().backward())
+    assert rest[-1] == __file__
+    assert not [name for name in rest if f"{os.sep}jitkern{os.sep}" in name]
 
 
 def test_what_an_error_followed_is_kept():
