@@ -14,7 +14,6 @@ from typing import Any
 from jitkern import cache, compilers, config, jit
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
-from jitkern.cache.manifest import LOG
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, is_outdated, names_of
@@ -56,8 +55,7 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
     target = target_of(source)
     entry, new = _ensured(variant, target)
     if verbose:
-        log = "" if new else (entry.path / LOG).read_text(errors="replace")
-        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{log}")
+        print("built" if new else "found", entry.path, file=sys.stderr)
     try:
         result = _opened(source, entry)
     except _Unlinked as e:
