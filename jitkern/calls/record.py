@@ -35,7 +35,7 @@ _DIGITS = 20  # of a number: enough for 64 bits
 _TENSOR = {"tensor", "shape", "stride", "offset"}
 _log = logging.getLogger(__name__)
 _BEGINNING = f'{{"schema":{SCHEMA},'.encode()
-_seen: set[str] = set()
+_seen: dict[Path, set[str]] = {}
 _alike: Counter[tuple[Any, ...]] = Counter()
 _skipped: Counter[tuple[Any, ...]] = Counter()  # by class, since a call last needed a new kernel
 
@@ -86,12 +86,15 @@ def note(
         _log.warning("cannot record a call of %s: %s", op, e)
         return
     line = _line(op, module, device, kind, encoded, gradient=gradient)
-    if line in _seen:
+    if path not in _seen:
+        _seen[path] = _lines_of(path)
+    seen = _seen[path]
+    if line in seen:
         return
     alike = (*call_class, kernels(tuple(_decoded(encoded))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
-        _seen.add(line)  # so that a repeated call counts as skipped once
+        seen.add(line)  # so that a repeated call counts as skipped once
         _skipped[call_class] += 1
         if _skipped[call_class] == ENOUGH:
             _log.warning(
@@ -105,11 +108,20 @@ def note(
             )  # fmt: skip
         return
     _skipped[call_class] = 0
-    _seen.add(line)
+    seen.add(line)
     try:
         append(path, line.encode() + b"\n")
     except OSError as e:
         _log.warning("cannot record a call of %s in %s: %s", op, path, e)
+
+
+def _lines_of(path: Path) -> set[str]:
+    """Return the lines of a file, without their ends; none of what is no file."""
+    try:
+        text = path.read_text(errors="replace") if path.is_file() else ""
+    except OSError:
+        text = ""
+    return {*text.splitlines()}
 
 
 def line_of(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jitkern.cli import clangd
 from jitkern.cli.choose import choose_ops
-from jitkern.cli.output import say
+from jitkern.cli.output import print_json, say
 
 # Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel.
 TEMPLATES = Path(__file__).with_name("templates")
@@ -58,6 +58,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="store_true",
         help="also write compile_commands.json, for clangd; `jitkern explain` renews it",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         staged.rename(folder)
     if args.compile_commands:
         clangd.write(choose_ops([name]).ops)
-    print(*sorted(path for path in folder.rglob("*") if path.is_file()), sep="\n")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    print_json(files=[*map(str, files)]) if args.json else print(*files, sep="\n")
     if not args.kernel:
         print(
             f"\nnow: cd {name} && pip install -e . && pytest && jitkern prewarm {name}",

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from jitkern import config
-from jitkern.cli.output import say
+from jitkern.cache_tools.check import counted
+from jitkern.cli.output import print_json, say
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -23,6 +24,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 
@@ -48,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as e:
         say(f"cannot run {command[0]}: {e.strerror}")
         return 127
-    calls = output.read_bytes().count(b"\n") if output.is_file() else 0
-    print(f"{calls} calls in {output}: jitkern prewarm --from {output}", file=sys.stderr)
-    return status if status >= 0 else 128 - status
+    status = status if status >= 0 else 128 - status
+    calls = len({*output.read_bytes().splitlines()}) if output.is_file() else 0
+    print(f"{counted(calls, 'call')} in {output}: jitkern prewarm --from {output}", file=sys.stderr)
+    if args.json:
+        print_json(calls=calls, file=str(output), status=status)
+    return status

@@ -18,7 +18,7 @@ from jitkern import config, jit, service
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import YELLOW, say
+from jitkern.cli.output import YELLOW, print_json, say
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism
@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--token-file", type=Path, metavar="FILE",
         help="serve only clients that show the token in this file",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print what is served as JSON")
     parser.set_defaults(run=run)
 
 
@@ -108,11 +109,15 @@ def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence
 
 
 def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int) -> None:
-    print(
-        f"serving {counted(len(server.ops), 'op')} at {server.url}, out of "
-        f"{config.current().cache_dir}, {counted(jobs, 'build')} at once: {', '.join(server.ops)}",
-        flush=True,
-    )
+    ops, root = [*server.ops], config.current().cache_dir
+    if args.json:
+        print_json(url=server.url, ops=ops, path=str(root), jobs=jobs)
+    else:
+        print(
+            f"serving {counted(len(ops), 'op')} at {server.url}, out of {root}, "
+            f"{counted(jobs, 'build')} at once: {', '.join(ops)}"
+        )
+    sys.stdout.flush()
     if args.level < 0:
         return
     if not args.key:

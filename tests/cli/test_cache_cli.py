@@ -158,6 +158,19 @@ def test_a_reader_that_goes_away_leaves_the_exit_code(put, cache_dir, gone):
     assert "damaged" in (done.stderr or "") or "wrong size" in (done.stdout or "")
 
 
+def test_what_prints_a_line_prints_json_too(put, cli, cache_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put()
+    key = str(tmp_path / "key")
+    for command, field, value in (
+        ("cache dir", "path", str(cache_dir)), (f"cache keygen {key}", "path", key),
+        (f"cache sign --key {key}", "signed", 1),
+        ("init --kernel relu", "files", ["relu/kernel.py", "relu/relu.cpp", "relu/relu.cu"]),
+    ):  # fmt: skip
+        code, out, err = cli(*command.split(), "--json")
+        assert (code, json.loads(out)[field]) == (0, value), err
+
+
 def test_an_empty_cache_is_no_error(cli, cache_dir):
     for command in ("ls", "stats", "verify", "prune"):
         assert cli("cache", command)[0] == 0, command

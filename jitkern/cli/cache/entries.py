@@ -25,8 +25,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
         parser = commands.add_parser(name, help=text, description=text, parents=[shared])
         parser.set_defaults(run=run)
-        if name != "dir":
-            parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
         return parser
 
     add("dir", run_dir, "print the cache directory")
@@ -53,8 +52,9 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     add_filters(stats)
 
 
-def run_dir(_: argparse.Namespace) -> int:
-    print(config.current().cache_dir)
+def run_dir(args: argparse.Namespace) -> int:
+    root = str(config.current().cache_dir)
+    print_json(path=root) if args.json else print(root)
     return 0
 
 

@@ -46,8 +46,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     )
     unpack.add_argument("--dry-run", action="store_true", help="only check the bundle")
     unpack.set_defaults(run=run_unpack)
-    for parser in (pack, unpack):
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = "sign entries of the user root, for machines that trust the key"
     sign = commands.add_parser("sign", help=text, description=text, parents=[shared])
     add_filters(sign)
@@ -58,6 +56,8 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     keygen.add_argument("file", type=Path, metavar="FILE", help="where the private key goes")
     keygen.add_argument("--comment", default="", help="whose key it is")
     keygen.set_defaults(run=run_keygen)
+    for parser in (pack, unpack, sign, keygen):
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_pack(args: argparse.Namespace) -> int:
@@ -111,11 +111,14 @@ def run_sign(args: argparse.Namespace) -> int:
         say(f"no entry of {cache.root} matches the options: nothing to sign")
         return 1
     print(f"{counted(signed, 'entry')} of {cache.root} signed", file=sys.stderr)
+    if args.json:
+        print_json(signed=signed, path=str(cache.root))
     return 0
 
 
 def run_keygen(args: argparse.Namespace) -> int:
-    print(signing.keygen(args.file, args.comment))
+    line = signing.keygen(args.file, args.comment)
+    print_json(key=line, path=str(args.file)) if args.json else print(line)
     print(
         f"{args.file} is the private key: keep it secret. To trust its signatures, add the line "
         "above to `trusted_keys` of a settings file",
