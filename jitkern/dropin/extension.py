@@ -55,7 +55,7 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
     target = target_of(source)
     entry, new = _ensured(variant, target)
     if verbose:
-        print("built" if new else "found", entry.path, file=sys.stderr)
+        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n")
     try:
         result = _opened(source, entry)
     except _Unlinked as e:
