@@ -23,7 +23,7 @@ from jitkern.cache_tools.ustar import BundleError
 from jitkern.files.trust import INSTALLED
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")
-_VERSION = re.compile(  # the canonical form of PEP 440, appendix B
+_PEP_440 = re.compile(  # the canonical form of PEP 440, appendix B
     r"([1-9]\d*!)?(0|[1-9]\d*)(\.(0|[1-9]\d*))*((a|b|rc)(0|[1-9]\d*))?"
     r"(\.post(0|[1-9]\d*))?(\.dev(0|[1-9]\d*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?",
     re.ASCII,
@@ -85,7 +85,7 @@ def _project(name: str) -> str:
 
 
 def _check_version(version: str) -> None:
-    if not _VERSION.fullmatch(version):
+    if not _PEP_440.fullmatch(version):
         raise BundleError(
             f"`{version}` is not a package version: expected something like 1.2.0, 1.2.0rc1, "
             "1.2.0.post1 or 1.2.0+cu130 (PEP 440)"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import cache as room, config, jit, remote
+from jitkern import cache as cache_room, config, jit, remote
 from jitkern.adopt import events, folders, jits
 from jitkern.adopt.folders import KIND, Folder
 from jitkern.adopt.machine import machine_of
@@ -155,7 +155,7 @@ class Run:
     @contextlib.contextmanager
     def _locked(self, folder: Folder) -> Iterator[None]:
         """Hold the lock of a folder: the ranks of a host lay and keep one after the other."""
-        with room.lock.held(folder.lock, f"the cache of {folder.jit.name}", doing="filling"):
+        with cache_room.lock.held(folder.lock, f"the cache of {folder.jit.name}", doing="filling"):
             yield
 
     def _variables(self, scratch: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from jitkern.source import includes
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source
 
-UNTOLD = (
+UNLISTED = (
     "it uses .incbin or .include of the assembler, and this compiler does not list the files that "
     "these read, so the cache key cannot cover them: write out their names in the text, or compile "
     "with g++ and no -flto"
@@ -74,7 +74,7 @@ def check_unreported(
 ) -> None:
     """Raise CompileError if a tool may have read files that it did not list."""
     if hides_binaries(folder, [unit], flags, texts):
-        raise CompileError(f"{op}: {UNTOLD}", op=op)
+        raise CompileError(f"{op}: {UNLISTED}", op=op)
     reads = [flag for flag in flags if flag.startswith(_READ_BY_LINKERS) or flag[:1] != "-"]
     if reads and not (folder / _LINKED).is_file():
         raise CompileError(

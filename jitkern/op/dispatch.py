@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
-_UNTOLD = contextlib.nullcontext()
+_NO_BLOCK = contextlib.nullcontext()
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ class Implementation:
     ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
         """Return a block in which a miss may tell a build service of this call."""
         if source is None or not config.current().remotes:
-            return _UNTOLD
+            return _NO_BLOCK
         op, kind = self.op, source.kind
 
         def text() -> tuple[str, str]:
@@ -160,7 +160,7 @@ class Implementation:
         try:
             own_args, own_kwargs = _own(args, kwargs) if self._has_lists else (args, kwargs)
             run = trace.fast_check.with_fast_check(function)
-            with strides.noted() if strides else _UNTOLD:
+            with strides.noted() if strides else _NO_BLOCK:
                 result = run(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)

@@ -129,7 +129,7 @@ class ExtensionCompiler(Compiler):
         compilers.dependencies.check(variant.source, closure, opened, known, variant.op)
         texts = [path.read_bytes() for path in closure.paths]
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
-            raise CompileError(f"{variant.op}: {compilers.dependencies.UNTOLD}", op=variant.op)
+            raise CompileError(f"{variant.op}: {compilers.dependencies.UNLISTED}", op=variant.op)
         return {"module": build.name if build.python else ""}
 
 
