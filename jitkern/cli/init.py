@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     print_json(files=[*map(str, files)]) if args.json else print(*files, sep="\n")
     if not args.kernel:
         print(
-            f"\nnow: cd {name} && pip install -e . && pytest && jitkern prewarm {name}",
+            f"\nnow: cd {name} && pip install -e '.[test]' && pytest && jitkern prewarm {name}",
             file=sys.stderr,
         )
     return 0

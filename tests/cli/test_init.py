@@ -50,7 +50,7 @@ def test_a_package_has_what_one_needs_and_says_what_is_next(cli, here):
     assert (
         files_in(here / "mypkg") == WRITTEN == {line.removeprefix("mypkg/") for line in out.split()}
     )
-    assert "cd mypkg && pip install -e . && pytest && jitkern prewarm mypkg" in err
+    assert "cd mypkg && pip install -e '.[test]' && pytest && jitkern prewarm mypkg" in err
 
 
 def test_the_name_stands_wherever_it_must(cli, here):
