@@ -347,10 +347,22 @@ def test_decorators_follow_from_all_statements_above_them(build, text, decorator
 def test_the_worker_survives_a_failure_and_serves_again(build):
     with pytest.raises(CompileError):
         build(function="other")
-    worker = compiler.workers.worker
+    worker = compiler.idle[-1]
     build()
-    idle = worker.process.poll() == 0  # for so long that it ended: this machine may be busy
-    assert compiler.workers.worker is worker or idle
+    ended = worker.process.poll() == 0  # idle for so long: this machine may be busy
+    assert compiler.idle[-1] is worker or ended
+
+
+def test_a_thread_takes_the_process_that_another_left(build, monkeypatch):
+    monkeypatch.setattr(compiler, "idle", [])
+    used = []
+    for size in (32, 128):
+        thread = threading.Thread(target=build, kwargs={"template": (("B", size),)})
+        thread.start()
+        thread.join()
+        used += compiler.idle
+    assert len(used) == 2
+    assert used[0] is used[1] or used[0].process.poll() == 0  # idle for long: a busy machine
 
 
 @pytest.mark.long
@@ -393,7 +405,7 @@ def really_imported(tmp_path, name, text):
 
 @pytest.fixture
 def _new_worker(monkeypatch):
-    monkeypatch.setattr(compiler, "workers", threading.local())
+    monkeypatch.setattr(compiler, "idle", [])
 
 
 @pytest.mark.long
@@ -502,7 +514,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
     else:
         (folder / "fast.py").unlink()
     after = built("second")
-    monkeypatch.setattr(compiler, "workers", threading.local())
+    monkeypatch.setattr(compiler, "idle", [])
     assert after == built("second")
 
 
@@ -582,7 +594,7 @@ def test_a_worker_that_died_is_an_error_with_its_status(build, tmp_path):
 
 def test_no_triton_says_what_to_install(build, monkeypatch):
     monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(compiler, "workers", threading.local())
+    monkeypatch.setattr(compiler, "idle", [])
     with pytest.raises(CompilerNotFound, match="pip install triton"):
         build()
 

@@ -1,4 +1,4 @@
-"""Compile with Triton: one worker process for each thread that compiles, and its requests."""
+"""Compile with Triton: worker processes, each for one kernel at a time, and their requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ _START = (  # sets sys.path by itself: `-I` keeps PYTHONPATH out, and the curren
     "import os, runpy, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep); "
     "runpy.run_module('jitkern.compilers.triton.worker', run_name='__main__', alter_sys=True)"
 )
-workers = threading.local()
+KEPT = 4  # processes that may wait for work: each has some 200 MB
+idle: list[TritonProcess] = []  # those that wait, the last used last
 
 
 def identity() -> dict[str, str]:
@@ -72,7 +72,7 @@ def _command() -> list[str]:
 
 
 class TritonProcess:
-    """A child process that runs Triton for one thread.
+    """A child process that runs Triton.
 
     The process ends by itself when it is idle for long or its parent is gone.
     """
@@ -88,14 +88,10 @@ class TritonProcess:
         self.process = self._child.process
         self.close = weakref.finalize(self, _end, self._child)  # at the latest before Python ends
 
-    def usable(self, environment: dict[str, str]) -> bool:
-        """Whether the worker may build in this environment.
-
-        It must be alive, belong to this process and not to its parent before a fork, and have been
-        started in the same environment.
-        """
-        alive = self.owner == os.getpid() and self.process.poll() is None
-        return alive and self.environment == environment
+    @property
+    def lives(self) -> bool:
+        """Whether the process runs, and belongs to this process and not to its parent."""
+        return self.owner == os.getpid() and self.process.poll() is None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer to a request, or the status with which the process ended instead."""
@@ -130,18 +126,28 @@ def _import_path(package: str) -> list[str]:
     return list(dict.fromkeys([*sys.path, *(str(Path(folder).parent) for folder in folders)]))
 
 
+def _taken(environment: dict[str, str]) -> TritonProcess | None:
+    """Take a waiting process that was started in this environment; drop those that ended."""
+    for worker in reversed([*idle]):
+        if worker.environment == environment or not worker.lives:
+            with contextlib.suppress(ValueError):  # another thread took it
+                idle.remove(worker)
+                if worker.lives:
+                    return worker
+    return None
+
+
 def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[str, Any]:
-    """Send one request to this thread's worker; start a worker if none is usable."""
+    """Send one request to a waiting worker, or to a new one."""
     environment = config.current().build_environment(tuple(variant.source.environment))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
     for _ in range(2):
-        worker: TritonProcess | None = getattr(workers, "worker", None)
-        if worker is None or not worker.usable(environment):
-            worker = workers.worker = TritonProcess(command, environment)
+        worker = _taken(environment) or TritonProcess(command, environment)
         answer = worker.ask(request)
         if isinstance(answer, dict):
+            idle.append(worker)
+            del idle[:-KEPT]
             return answer
-        workers.worker = None
         if answer != 0:  # 0: it was idle and ended just as we wrote
             break
     raise CompileError(
