@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jitkern.jit import (
         active_cache as active_cache,
         announcement as announcement,
+        at_once as at_once,
         build as build,
         current_call as current_call,
         download as download,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -121,10 +122,35 @@ class Runner:
             situation = repr(autotune.question_of(call.function, every, named))
             if (known := self._pruned.get(situation)) is None:
                 known = self._pruned[situation] = self._question(call.function, declared, named)
-            config: triton_decorators.TritonConfig = self._choice(known, launch_of).config
+            run = self._all_compiled(call, known.configs, launch_of)
+            config: triton_decorators.TritonConfig = self._choice(known, run).config
             return config
 
         return expanded(self.where, self.source, call, choose)
+
+    def _all_compiled(
+        self, call: Call, configs: Sequence[triton_decorators.TritonConfig],
+        run: Callable[[triton_decorators.TritonConfig], Launch],
+    ) -> Callable[[triton_decorators.TritonConfig], Launch]:  # fmt: skip
+        """Return `run`, which has all configurations compiled at once if that is quicker."""
+
+        @functools.cache
+        def compile_all() -> None:
+            if jit.at_once.threads_for(len(configs)) == 1:
+                return
+            calls = [expanded(self.where, self.source, call, lambda *_, c=c: c) for c in configs]
+            variants = [variant_of(self.op, self.source, each, self.where)[0] for each in calls]
+            ensure = functools.partial(jit.ensure, target=self.target)
+            with jit.at_once.each(ensure, variants) as results:
+                for result in results:
+                    with contextlib.suppress(JitkernError):  # which a measurement raises again
+                        result()
+
+        def after(config: triton_decorators.TritonConfig) -> Launch:
+            compile_all()
+            return run(config)
+
+        return after
 
     def _question(
         self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import config, source
+from jitkern import config, jit, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, all_configurations, variant_of
@@ -103,13 +103,14 @@ class TritonKernel(RawKernel):
         A configuration that does not compile is left out, with a warning, unless none is left. A
         named target needs no device. Raises the errors of `jit.ensure`.
         """
-        exact = self._target(target)
+        ensure = functools.partial(self._ensure, target=self._target(target))
         entries, errors = [], []
-        for variant in self.variants(*args, **keywords):
-            try:
-                entries.append(self._ensure(variant, exact))
-            except CompileError as e:
-                errors.append(e)
+        with jit.at_once.each(ensure, self.variants(*args, **keywords)) as results:
+            for result in results:
+                try:
+                    entries.append(result())
+                except CompileError as e:
+                    errors.append(e)
         if errors and not entries:
             raise errors[0]
         for error in errors:

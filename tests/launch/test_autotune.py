@@ -1,12 +1,13 @@
 """@triton.autotune and @triton.heuristics, read from the text; the choice, kept per device model."""
 
 import sys
+import threading
 
 import pytest
 import torch
 from helpers import H100, needs_triton
 
-from jitkern import config, testing
+from jitkern import config, jit, testing
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, all_configurations, expanded, variant_of
@@ -416,6 +417,24 @@ def test_tuning_finds_what_to_reset_and_what_to_restore(source, monkeypatch):
     assert len(found) == 2 * (measure.WARM_UPS + measure.REPEATS)
     assert all(values == ([0, 0], [1, 1]) for values in found)
     assert out.tolist() == x.tolist() == [1, 1]
+
+
+def test_many_configurations_compile_at_once(source, monkeypatch):
+    source.paths[0].write_text(TEXT.replace("[64, 128]", "[32 * n for n in range(1, 9)]"))
+    together, compiled, started = threading.Barrier(2), [], []
+
+    def ensure(variant, target):
+        size = dict(variant.template)["B"]
+        if size <= 64:  # the first two, each of which waits for the other
+            together.wait(60.0)
+        compiled.append(size)
+
+    monkeypatch.setattr(jit, "ensure", ensure)
+    testing.set_launch(monkeypatch, Runner, lambda *_: started.append(len(compiled)))
+    with config.using(jobs=2):
+        Runner("test::many", source, TARGET, CPU).expanded(call(5))
+    assert sorted(compiled) == [32 * n for n in range(1, 9)]
+    assert started[0] == 8
 
 
 def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
