@@ -213,7 +213,9 @@ _numbers = iter(range(1 << 30))
 @pytest.fixture
 def op(tmp_path, monkeypatch):
     (tmp_path / "k.cpp").write_text(SOURCE)
-    made = kernel(f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
+    made = kernel(
+        f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp"), strided=True)
+    )
     monkeypatch.setattr(CallClassState, "is_due", lambda _: False)  # they are made here
     monkeypatch.setattr(OpPrograms, "recall", lambda *_: False)
     return made

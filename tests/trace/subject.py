@@ -56,7 +56,9 @@ class Subject:
         folder.mkdir(exist_ok=True)
         (folder / "k.cpp").write_text(text)
         name = f"{NAMESPACE}::f{next(_number)}"
-        self.op = kernel(f"{name}{signature}", cpu=Cpp(str(folder / "k.cpp"), flags=["-O0"]))
+        self.op = kernel(
+            f"{name}{signature}", cpu=Cpp(str(folder / "k.cpp"), flags=["-O0"], strided=True)
+        )
         self.op.launch("cpu")(launch)
         if reference:
             self.op.reference(reference)
