@@ -256,7 +256,7 @@ def test_pack_takes_filters_and_prints_json(cli, filled, tmp_path):
     assert (code, report["path"], report["entries"]) == (0, str(path), 2)
     assert report["bytes"] == path.stat().st_size
     code, _, err = cli("cache", "pack", "--op", "none", "-o", str(tmp_path / "c.tar"))
-    assert code == 1 and "nothing to pack" in err and not (tmp_path / "c.tar").exists()
+    assert code == 2 and "none" in err and not (tmp_path / "c.tar").exists()
 
 
 def test_errors_are_one_line_and_an_exit_code(cli, filled, tmp_path):

@@ -373,8 +373,8 @@ def test_keygen_sign_and_filters(cli, cache_dir, tmp_path, entry_key):
     assert (code, out) == (0, "")
     assert "1 entry" in err
     code, _, err = cli("cache", "sign", "--key", str(tmp_path / "k"), "--op", "none")
-    assert code == 1
-    assert "nothing to sign" in err
+    assert code == 2
+    assert "has the op `none`" in err
 
 
 def test_errors_are_one_line_and_an_exit_code(cli, cache_dir, tmp_path, entry_key, key):

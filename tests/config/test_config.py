@@ -308,6 +308,10 @@ def test_build_environment_is_scrubbed():
     assert c.build_environment(("MINE",))["MINE"] == "2"
 
 
+# Programs of a run import or start three of these by themselves; a text sees what an import would.
+OF_THE_PROCESS = {"adopt/events.py", "adopt/hook.py", "adopt/ninja.py", "source/triton_facts.py"}
+
+
 def test_no_other_file_reads_the_environment():
     root = Path(jitkern.__file__).parent
     for path in [*root.rglob("*.py"), *(root.parent / "cache_tools").rglob("*.py")]:
@@ -316,7 +320,11 @@ def test_no_other_file_reads_the_environment():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Attribute)
         }
-        assert path.name == "settings.py" or not read & {"environ", "getenv"}, path
+        may = (
+            path.name == "settings.py"
+            or str(path.relative_to(root.parent)).removeprefix("jitkern/") in OF_THE_PROCESS
+        )
+        assert may or not read & {"environ", "getenv"}, path
 
 
 def test_a_compiler_is_a_command():
