@@ -69,17 +69,20 @@ class Folder:
         places = {name: str(self.path / inner) for name, inner in self.jit.variables.items()}
         return {**places, **dict(self.jit.also)}
 
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of the entries of all JITs for this target that are to be laid here."""
+        mine = [name for name in names if name.startswith(f"{self._label}-")]
+        known = self._state()["entries"] if mine else []
+        return [name for name in mine if name not in known]
+
     def lay(self, names: Iterable[str]) -> int:
         """Write what entries have and the folder lacks; return how many files. Raises CacheError.
 
-        names: of the entries of all JITs for this target. Files are read through the checks of
-        every lookup, and appear whole, by renames. What is here stays: the JIT may have changed it.
+        names: those `missing`. Files are read through the checks of every lookup, and appear whole,
+        by renames. What is here stays: the JIT may have changed it.
         """
         state = self._state()
-        mine = [n for n in names if n.startswith(f"{self._label}-") and n not in state["entries"]]
-        if not mine:
-            return 0
-        found = [self._cache.look_up(self._target, name).entry for name in mine]
+        found = [self._cache.look_up(self._target, name).entry for name in names]
         entries = [entry for entry in found if entry]
         laid = 0
         with self._writing():
@@ -95,6 +98,13 @@ class Folder:
             self._save(state)
         return laid
 
+    def has_new(self) -> bool:
+        """Return whether files are here that no entry has; note that the folder is in use."""
+        state = self._known()
+        with contextlib.suppress(OSError):
+            os.utime(self._state_path)  # for `sweep`
+        return any(self._is_new(p, status, state["files"]) for p, status in self._files().items())
+
     def keep(
         self, root: Path | None = None, *, settled: float = 0.0, dry_run: bool = False
     ) -> Kept:
@@ -103,11 +113,9 @@ class Folder:
         root: where the files are; by default this folder. settled: seconds since the last change
         of a file before it counts as whole. dry_run: publish nothing.
         """
-        state = self._state() if root is None else {"entries": [], "files": {}}
+        state = self._known() if root is None else {"entries": [], "files": {}}
         self._root = root or self.path
         files = self._files()
-        if not all(map(self._is_there, state["entries"])):
-            state["files"] = {}  # entries were evicted or cleared: what they had is new again
         known: dict[str, Any] = state["files"]
         fresh = {path for path, status in files.items() if self._is_new(path, status, known)}
         units: dict[str, list[str]] = defaultdict(list)
@@ -131,10 +139,15 @@ class Folder:
                 continue
             with self._writing(), contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 done = self._publish(paths, state, done)
-        if root is None:
+        if done.files and root is None:
             with self._writing():
-                self._save(state)  # also where nothing is new: its time is that of the last use
+                self._save(state)
         return done
+
+    def _known(self) -> dict[str, Any]:
+        """Return the state, without files if entries are gone: what they had is new again."""
+        state = self._state()
+        return state if all(map(self._is_there, state["entries"])) else {**state, "files": {}}
 
     def _is_there(self, name: str) -> bool:
         """Return whether the cache or one of its layers has an entry of this name."""

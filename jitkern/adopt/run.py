@@ -102,8 +102,9 @@ class Run:
         names = sorted({path.name for _, path in self.cache.places(named)})
         for folder in self.folders if names else ():
             try:
-                with self._locked(folder):
-                    self._laid += folder.lay(names)
+                if folder.missing(names):
+                    with self._locked(folder):
+                        self._laid += folder.lay(folder.missing(names))
             except CacheError as e:
                 self._tell(f"the cache of {folder.jit.name} is not filled: {e}")
 
@@ -127,7 +128,7 @@ class Run:
     def keep(self, *, settled: float = 0.0) -> None:
         """Publish what is new in the folders, as far as the cache can be written."""
         for folder in self.folders:
-            if not folder.path.is_dir():
+            if not folder.path.is_dir() or not folder.has_new():
                 continue
             try:
                 with self._locked(folder):
