@@ -40,11 +40,19 @@ class CompileRefused(RuntimeError):
 def install() -> None:
     """Change modules of JITs as they are imported, and refuse compilers if the run is frozen."""
     sys.meta_path.insert(0, _ChangingFinder())
-    os.makedirs(f"{os.environ[events.FOLDER]}/pids", exist_ok=True)
-    with open(f"{os.environ[events.FOLDER]}/pids/{os.getpid()}", "w"):
-        pass  # the shims leave the children of this process to it
+    _register()
+    os.register_at_fork(after_in_child=_register)
     if os.environ.get(events.MODE):
         sys.addaudithook(_audit)
+
+
+def _register() -> None:
+    """Have the stand-ins of compilers leave the children of this process to it."""
+    try:
+        with open(f"{os.environ[events.FOLDER]}/pids/{os.getpid()}", "w"):
+            pass
+    except OSError:
+        pass  # the run has ended before this process
 
 
 # ---- modules, as they are imported ---------------------------------------------------------------

@@ -266,6 +266,7 @@ def _shims(scratch: Path, path: str) -> Path:
     """Make a folder for PATH with ninja and the compilers that are there, in front of them."""
     folder = scratch / "bin"
     folder.mkdir()
+    (scratch / "pids").mkdir()
     for name in jits.COMPILERS:
         if shutil.which(name, path=path):
             (folder / name).symlink_to(_HERE / "compiler.sh")

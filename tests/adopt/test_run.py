@@ -382,3 +382,17 @@ def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_pa
     Run(["true"]).lay()
     assert not [*cache_dir.rglob("stolen")]
     assert not (folder.path / "a").exists()
+
+
+def test_a_forked_process_is_counted_once(run, folder):
+    script = "import os, subprocess\npid = os.fork()\nif not pid:\n    subprocess.run(['cc', '-c', 'answer.c'])\n    os._exit(0)\nos.waitpid(pid, 0)\n"
+    (folder / "forks.py").write_text(script)
+    assert "cc 1 (" in run(command=(sys.executable, "forks.py")).stderr
+
+
+def test_a_process_may_outlive_the_run(run, folder, tmp_path):
+    late = f"{sys.executable} -c 'print(1)' > {tmp_path}/late 2>&1; touch {tmp_path}/done"
+    run(command=("sh", "-c", f"(sleep 1; {late}) > /dev/null 2>&1 &"))
+    while not (tmp_path / "done").exists():
+        time.sleep(0.05)
+    assert (tmp_path / "late").read_text() == "1\n"
