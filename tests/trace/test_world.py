@@ -264,7 +264,7 @@ from jitkern.runtime import specializer
 
 empty, isfinite = torch.empty, math.isfinite
 torch.empty = lambda *args, **kwargs: empty(*args, **kwargs).fill_(7)
-math.isfinite = lambda number: False
+math.isfinite = lambda number: number != 3 and isfinite(number)  # of others as it was
 text = 'extern "C" void put(double* out, double a) { out[0] = a; }'
 op = kernel("jitkern_replaced::f(Tensor x) -> Tensor", cpu=Cpp(text=text))
 
