@@ -159,8 +159,8 @@ class Folder:
         before = known.get(path)
         if not before:
             return True
-        if before[:2] == _stamp(status) or (self.jit.ninja and path.endswith("/build.ninja")):
-            return False  # that file has paths of this machine, and the record has its text
+        if before[:2] == _stamp(status):
+            return False
         with contextlib.suppress(OSError):
             return bool(before[2] != digest(self._root / path))
         return False

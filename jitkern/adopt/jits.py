@@ -51,7 +51,8 @@ class Jit:
         self.also = also
 
 
-_OBJECTS = ("*.o", "*.o.d", "*.d")
+# What a build by ninja needs on its own machine alone: `build.ninja` has its paths.
+_BUILD = ("*.o", "*.o.d", "*.d", "build.ninja")
 JITS = (
     Jit("jitkern", {}, compiles=("jitkern.jit.build:build",)),
     Jit("triton", {"TRITON_CACHE_DIR": "."}, ("triton",), unit=1,
@@ -60,10 +61,10 @@ JITS = (
         skipped=("locks", "*.gch", "*.pch"), places=("/tmp/torchinductor_{user}",),  # noqa: S108
         compiles=("torch._inductor.compile_fx:fx_codegen_and_compile",)),
     Jit("torch_extensions", {"TORCH_EXTENSIONS_DIR": "."}, ("torch",), unit=1, ninja=True,
-        skipped=_OBJECTS, places=("~/.cache/torch_extensions/*",)),
+        skipped=_BUILD, places=("~/.cache/torch_extensions/*",)),
     Jit("flashinfer", {"FLASHINFER_WORKSPACE_BASE": "."},
         ("flashinfer-python", "torch", "apache-tvm-ffi"), unit=6, ninja=True,
-        skipped=(*_OBJECTS, "*.log")),
+        skipped=(*_BUILD, "*.log")),
     Jit("deep_gemm", {"DG_JIT_CACHE_DIR": "."}, ("deep-gemm", "torch"), unit=2,
         skipped=("tmp",), places=("~/.deep_gemm",)),
     Jit("sglang", {"SGLANG_JIT_CACHE_DIR": "."}, ("sglang", "torch", "apache-tvm-ffi"), unit=3,
@@ -71,7 +72,7 @@ JITS = (
     Jit("tilelang", {"TILELANG_CACHE_DIR": "."}, ("tilelang", "torch"), unit=4,
         skipped=(".staging",), places=("~/.tilelang/cache",)),
     Jit("tvm_ffi", {"TVM_FFI_CACHE_DIR": "."}, ("apache-tvm-ffi",), unit=1, ninja=True,
-        skipped=_OBJECTS, places=("~/.cache/tvm-ffi",)),
+        skipped=_BUILD, places=("~/.cache/tvm-ffi",)),
     Jit("cute_dsl", {"CUTE_DSL_CACHE_DIR": "."}, ("nvidia-cutlass-dsl",)),
     Jit("quack", {"QUACK_CACHE_DIR": "."}, ("quack-kernels", "nvidia-cutlass-dsl")),
     Jit("flash_attention", {"FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "."},

@@ -17,7 +17,7 @@ from jitkern.adopt.run import Run
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 
-# A JIT as tvm-ffi is one: a folder for each source, in which ninja builds a library.
+# A JIT as FlashInfer and tvm-ffi are: a folder for each source, in which ninja builds a library.
 PROGRAM = """
 import ctypes, hashlib, os, pathlib, subprocess, sys
 source = pathlib.Path(__file__).with_name("answer.c").read_text()
@@ -25,7 +25,8 @@ folder = pathlib.Path(os.environ["TVM_FFI_CACHE_DIR"], "answer_" + hashlib.sha25
 folder.mkdir(parents=True, exist_ok=True)
 if not (folder / "main.c").exists():
     (folder / "main.c").write_text(source)
-(folder / "build.ninja").write_text(f'''
+if not (folder / "build.ninja").exists():
+    (folder / "build.ninja").write_text(f'''
 rule compile
   depfile = $out.d
   deps = gcc
