@@ -1,4 +1,4 @@
-"""What is tested is one list, `doctor.TESTED`: README, doctor, make and CI go by it."""
+"""What is tested is one list, `doctor.TESTED`: the page on installing, doctor, make and CI go by it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests import matrix
 DEFAULT = re.search(r"^TORCH \?= (\S+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)[1]
 
 
-def test_the_readme_names_what_is_tested():
-    readme = (REPOSITORY / "README.md").read_text()
-    rows = dict(re.findall(r"^\| (\w+) \| ([^|]+) \|", readme, re.MULTILINE))
+def test_the_page_on_installing_names_what_is_tested():
+    page = (REPOSITORY / "docs" / "install.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+) \| ([^|]+) \|", page, re.MULTILINE))
     for name, versions in zip(("Python", "Torch"), zip(*TESTED)):
         named = dict.fromkeys(".".join(version.split(".")[:2]) for version in versions)
         assert rows[name] == ", ".join(named)

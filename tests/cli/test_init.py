@@ -172,7 +172,7 @@ def environment(tmp_path):
         shutil.copytree(
             REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "DESCRIPTION.md"):
         shutil.copy(REPOSITORY / name, source)
     install(wheel_of(source, tmp_path / "dist"), root)
     return root / "bin"

@@ -9,9 +9,7 @@ from typing import NamedTuple
 from helpers import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-PAGES = sorted(
-    [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *DOCS.glob("*.md")]
-)  # fmt: skip
+PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.glob("*.md")])
 
 
 class Block(NamedTuple):

@@ -39,6 +39,12 @@ def test_every_page_is_in_the_readme_and_in_the_menu():
         assert f": {page.name}\n" in menu, page.name
 
 
+def test_the_readme_is_short_and_an_index_gets_no_links():
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
+    assert 'readme = "DESCRIPTION.md"' in (REPOSITORY / "pyproject.toml").read_text()
+    assert not links_of(REPOSITORY / "DESCRIPTION.md")
+
+
 def test_the_api_has_every_public_name():
     listed = set(re.findall(r"^::: (.+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
     modules = {"ops", "declare", "cache_tools"}

@@ -27,10 +27,11 @@ from jitkern.config import Config
 from jitkern.target import this_platform
 
 ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
-COMPILE_MUCH = ("author_guide.md", "pointwise.md")
+COMPILE_MUCH = ("DESCRIPTION.md", "author_guide.md", "pointwise.md")
 PREWARM = ("author_guide.md", "cache.md", "launch_functions.md")  # the node of recorder.cpp, too
 QUICK = (
-    "README.md", "command_line.md", "kv_cache.md", "notebook.md", "remote.md", "settings.md", "troubleshooting.md",
+    "README.md", "command_line.md", "install.md", "kv_cache.md", "notebook.md", "remote.md", "settings.md",
+    "troubleshooting.md",
 )  # fmt: skip
 
 
