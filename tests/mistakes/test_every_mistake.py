@@ -198,9 +198,7 @@ def test_a_mistake_that_prewarm_meets(mistake, prewarmed):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "says"), [("wrong_sum", ", limit "), ("wrong_shape", "gave")]
-)
+@pytest.mark.parametrize(("name", "says"), [("wrong_sum", ", limit "), ("wrong_shape", "gave")])
 def test_check_tells_of_a_reference_that_differs(name, says, imported, cli):
     (mistake,) = (mistake for mistake in CALLS if mistake.name == name)
     name = f"checked_{name}"  # a module of its own
