@@ -37,7 +37,7 @@ BUDGETS = {
     "compilers": 5377,
     "loading": 645,
     "jit": 825,
-    "adopt": 1496,
+    "adopt": 1497,
     "launch": 3275,
     "trace": 2802,
     "runtime": 3260,
