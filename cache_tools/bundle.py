@@ -220,7 +220,7 @@ def _within(bundle: Iterator[Packed], limit: int, only: tuple[str, str] | None) 
     for packed in bundle:
         limit -= _bytes(packed.manifest)
         if limit < 0:
-            raise BundleError("it holds more bytes than may be taken")
+            raise BundleError("it holds more bytes than the limit")
         if only and packed.place[:2] != only:
             raise BundleError(f"it holds `{packed.target}/{packed.name}`, another entry")
         yield packed
@@ -237,7 +237,7 @@ def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Ite
     while (member := stream.header())[0]:
         packed = _packed(stream, *member, keys)
         if packed.place[:2] <= before:
-            raise BundleError(f"`{packed.target}/{packed.name}` stands twice, or not in order")
+            raise BundleError(f"`{packed.target}/{packed.name}` occurs twice, or out of order")
         before = packed.place[:2]
         yield packed
     stream.finish()
@@ -310,7 +310,7 @@ def _packed(stream: Stream, member: str, size: int, keys: tuple[str, ...]) -> Pa
     target, _, name = place.partition("/")
     named = is_target(target) and is_entry_name(name)
     if not named or file not in (signature.NAME, NAME):
-        raise BundleError(f"`{member}` stands where an entry begins, and is no file of one")
+        raise BundleError(f"`{member}` is not a file of an entry, and an entry must begin here")
     files = {}
     if file == signature.NAME:
         files[file] = stream.content(size, signature.MAX_BYTES)

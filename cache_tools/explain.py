@@ -57,7 +57,7 @@ def _class_of(inputs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return a line `what: x there, y wanted` for each named input that is not equal."""
+    """Return a line `what is x instead of y` for each named input that is not equal."""
     return [line for name, a, b in _unequal(there, wanted, "") for line in _in_words(name, a, b)]
 
 
@@ -74,8 +74,8 @@ def _in_words(name: str, there: Any, wanted: Any) -> list[str]:
     if name == "target":
         return _of_targets(str(there), str(wanted))
     if file != name:
-        change = "is new" if there is None else "is no longer used" if wanted is None else "changed"
-        return [f"file {file} {change}"]
+        change = "is new" if there is None else "is no longer used" if wanted is None else "differs"
+        return [f"{file} {change}"]
     lists = isinstance(there or [], list) and isinstance(wanted or [], list)
     if name in _LISTS and lists:
         return _of_lists(_LISTS[name], there or [], wanted or [])
@@ -104,15 +104,15 @@ def _of_pairs(what: str, there: list[Any], wanted: list[Any]) -> list[str]:
 
 
 def _of_lists(what: str, there: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
-    lines = [f"{what} {_short(x)} only there" for x in there if x not in wanted]
-    lines += [f"{what} {_short(x)} only wanted" for x in wanted if x not in there]
+    lines = [f"extra {what} {_short(x)}" for x in there if x not in wanted]
+    lines += [f"missing {what} {_short(x)}" for x in wanted if x not in there]
     return lines or [f"order of the {what}s"]
 
 
 def _line(what: str, there: Any, wanted: Any) -> str:
-    return f"{what}: {_short(there)} there, {_short(wanted)} wanted"
+    return f"{what} is {_short(there)} instead of {_short(wanted)}"
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value in (None, "") else str(value)
+    text = "absent" if value in (None, "") else str(value)
     return text if len(text) <= 60 else f"{text[:12]}…"

@@ -283,7 +283,7 @@ def _leftovers(settings: Config) -> Check:
     now = time.time()
     builds = sum(now - path.lstat().st_mtime > STALE_STAGING for path in _inside(version / "tmp"))
     failures = len(_inside(version / "bad"))
-    value = f"{builds} builds that never ended, {failures} damaged entries and logs of failures"
+    value = f"{builds} unfinished builds, {failures} damaged entries and logs of failures"
     value += f", {len(_inside(version / 'trash'))} in the trash"
     if failures:
         return warning(value, f"look into {version / 'bad'}, and delete it")
@@ -307,7 +307,7 @@ def _layer(settings: Config, root: Path) -> Check:
         return problem(f"{root} is not a directory", remedy)
     layer = trust.layer_of(root, trust.Trust.of(settings))
     if isinstance(layer, str):
-        remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
+        remedy = "fix its owner and mode, or name it under `trusted` in a settings file"
         return problem(f"not used: {layer}", remedy)
     count = sum(1 for _ in Cache(settings.cache_dir).paths(root))
     return fine(

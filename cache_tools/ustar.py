@@ -65,26 +65,26 @@ class Stream:
             kind = _ODD.get(block[156:157], "of an unknown type")
             raise BundleError(f"`{name}` is {kind}: only regular files belong in a bundle")
         if expected and name not in expected:
-            raise BundleError(f"`{name}` stands where `{expected[-1]}` belongs")
+            raise BundleError(f"`{name}` was found where `{expected[-1]}` was expected")
         size = block[124:135]
         if not re.fullmatch(rb"[0-7]{11}", size) or block != header_of(name, int(size, 8)):
-            raise BundleError(f"the header of `{name}` is not as jitkern writes it")
+            raise BundleError(f"the header of `{name}` is not in jitkern's format")
         self._name = name
         return name, int(size, 8)
 
     def content(self, size: int, limit: int) -> bytes:
         """Return the content after a header. Raises BundleError for more than `limit` bytes."""
         if size > limit:
-            raise BundleError(f"`{self._name}` has {size} bytes, and at most {limit} are taken")
+            raise BundleError(f"`{self._name}` has {size} bytes, over the limit of {limit}")
         data = self._take(size, f"the end of `{self._name}`")
         if any(self._take(-size % BLOCK, f"the end of `{self._name}`")):
-            raise BundleError(f"something is hidden after `{self._name}`")
+            raise BundleError(f"there is hidden data after `{self._name}`")
         return data
 
     def finish(self) -> None:
         """Raise BundleError if other than the end follows, which an empty header has begun."""
         if any(self._take(BLOCK, "its end")) or any(self._chunks) or self._rest:
-            raise BundleError("something follows its last file")
+            raise BundleError("there is data after its last file")
 
     def _take(self, size: int, what: str) -> bytes:
         self._left -= size
@@ -145,7 +145,7 @@ def inflated(file: BinaryIO) -> Iterator[bytes]:
         if chunk:
             yield chunk
     if frame.unused_data or file.read(1):
-        raise BundleError("something follows its Zstandard frame")
+        raise BundleError("there is data after its Zstandard frame")
 
 
 def has_zstd() -> bool:

@@ -115,7 +115,7 @@ def _placed(
     sources: dict[str, tuple[Source, ...]] = {}
     for device, value in declared.items():
         if not isinstance(value, (str, Source, Sequence)):
-            raise DeclarationError(f"`{schema}`: {device}={value!r} is no source")
+            raise DeclarationError(f"`{schema}`: {device}={value!r} is not a source")
         items = (value,) if isinstance(value, Source) else tuple(value)
         if isinstance(value, str):
             remedy = f"{device}={_source_of(value, device)}"
@@ -144,7 +144,7 @@ def _declare(schema: str, declaration: Declaration, execution: types.CodeType | 
     for value in declaration.nondifferentiable:
         if value not in (*signature.outputs, *tensors):
             raise DeclarationError(
-                f"{name}: nondifferentiable={value!r} is no output and no tensor; those of "
+                f"{name}: nondifferentiable={value!r} is neither an output nor a tensor; those of "
                 f"`{signature.schema}` are {', '.join((*signature.outputs, *tensors))}"
             )
     op = OPS.get(name)

@@ -121,7 +121,7 @@ class UntrustedCache(CacheError):
 def call_site(file: str = "") -> str:
     """The innermost line of a file that is being run, as `kernel.py:12: `; "" if there is none.
 
-    file: by default, any that is no part of jitkern.
+    file: by default, any that is not part of jitkern.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

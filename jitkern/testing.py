@@ -1,6 +1,6 @@
 """State that tests give a process and have it forget: settings, a processor, a driver, answers.
 
-No other module imports this one, and it is no part of what jitkern promises. `patch` is the fixture
+No other module imports this one, and jitkern promises nothing of it. `patch` is the fixture
 `monkeypatch` of pytest, which undoes each of these after the test.
 """
 

@@ -36,7 +36,7 @@ def run(
     environment = {**os.environ} if env is None else dict(env)
     command = [*map(str, command)]
     if command[:3] != [sys.executable, "-W", "ignore"] or command[3] not in ("-c", "-m"):
-        raise ValueError(f"{command[:4]} is no command for a forked process")
+        raise ValueError(f"{command[:4]} is not a command for a forked process")
     if early(environment) != early(dict(os.environ)) or not hasattr(os, "fork"):
         return subprocess.run(
             command, cwd=cwd, env=environment, timeout=timeout, check=check, capture_output=True,

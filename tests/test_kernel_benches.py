@@ -322,7 +322,7 @@ def test_the_exit_code_tells_of_a_wrong_kernel(times, monkeypatch, capsys):
         (["softmax", "--shapes", "vocabulry"], "softmax has no shape `vocabulry`; did you mean vocabulary?"),
         (["softmax", "--shapes", "f32[3], 4, 5, 6"], "got 4 arguments, and jitkern::softmax(Tensor x"),
         (["softmax", "--peers", "ligr"], "there is no peer `ligr`; did you mean liger?"),
-        (["math:pi"], "`math:pi` is no op of jitkern"),
+        (["math:pi"], "`math:pi` is not an op of jitkern"),
         (["no_such_module:op"], "`no_such_module:op` cannot be found: No module named"),
     ],
     ids=["op", "shape", "call", "peer", "no op", "module"],

@@ -32,7 +32,7 @@ def can_be_found(subject: Subject, args: tuple[Any, ...]) -> str:
     if not subject.spec:
         return "no module has the op as an attribute: declare it in one that can be imported"
     if not all(isinstance(value, plain) for value in args):
-        return "its arguments are no tensors, numbers or strings"
+        return "its arguments are not tensors, numbers or strings"
     return ""
 
 

@@ -97,7 +97,9 @@ def subject_of(function: Any, spec: str = "") -> Subject:
     """Return the subject of an op, or of a function with an `op`. Raises UsageError."""
     op = getattr(function, "op", function)
     if not isinstance(op, Op):
-        raise UsageError(f"`{spec or repr(function):.80}` is no op of jitkern, and has none as .op")
+        raise UsageError(
+            f"`{spec or repr(function):.80}` is not an op of jitkern, and has none as .op"
+        )
     own = getattr(function, "__name__", "") if function is not op else ""
     name = own or op.name.removeprefix("jitkern::")
     return Subject(name, op, function, spec or _spec_of(function, op))

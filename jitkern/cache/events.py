@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jitkern.named_tuple import NamedTuple
 
-RUNTIME = "runtime"  # the kind of source that launches kernels, and is no kernel itself
+RUNTIME = "runtime"  # the kind of source that launches kernels, and is not a kernel itself
 _log = logging.getLogger(__name__)
 
 

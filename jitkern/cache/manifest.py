@@ -112,7 +112,7 @@ class Manifest(NamedTuple):
         if not manifest._has_expected_types():
             raise ValueError("a field of the manifest has an unexpected type")
         if bool(artifacts) == ("record" in manifest.inputs):
-            raise ValueError("the manifest of no record lists no artifact, or that of one does")
+            raise ValueError("the manifest lists no artifact, or that of a record lists one")
         if not manifest._has_expected_sizes():
             raise ValueError("a number in the manifest is out of range")
         return manifest

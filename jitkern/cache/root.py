@@ -64,7 +64,7 @@ class Root:
         """Move an entry of the user root into the trash, from where it is purged later.
 
         A reader sees the whole entry or none. Returns False, and leaves the path alone, if `path`
-        is no entry of the user root. Raises CacheError.
+        is not an entry of the user root. Raises CacheError.
         """
         if path.parent.parent != self.root / VERSION or not layout.is_entry(path):
             return False

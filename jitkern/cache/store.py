@@ -80,7 +80,7 @@ class Cache(Root):
         if reason:
             raise UntrustedCache(
                 f"the cache {config.cache_dir} is not trusted: {reason}. "
-                "Native code is loaded from the cache, so mend its owner and mode (`chmod 700`), "
+                "Native code is loaded from the cache, so fix its owner and mode (`chmod 700`), "
                 "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
             )

@@ -53,7 +53,7 @@ def _new_root() -> Path:
             sweep(path.parent)
             return path
     raise CacheError(
-        f"nothing can be compiled here, since no directory can be written ({reason}): "
+        f"cannot compile here, because no directory is writable ({reason}): "
         "point JITKERN_CACHE_DIR or TMPDIR at one, or prewarm a cache and name it in "
         "JITKERN_SYSTEM_CACHE",
         path="",

@@ -116,7 +116,7 @@ def note(
 
 
 def _lines_of(path: Path) -> set[str]:
-    """Return the lines of a file, without their ends; none of what is no file."""
+    """Return the lines of a file, without their ends; none of what is not a file."""
     try:
         text = path.read_text(errors="replace") if path.is_file() else ""
     except OSError:
@@ -257,6 +257,6 @@ def _decoded_call(fields: dict[str, Any]) -> RecordedCall:
     if not all(isinstance(text, str) for text in (op, module, device, kind)):
         raise ValueError("one of its names is not a string")
     if not isinstance(fields["args"], list):
-        raise TypeError("its arguments are no list")
+        raise TypeError("its arguments are not a list")
     gradient = fields.get("gradient", False) is True
     return RecordedCall(op, module, device, kind, tuple(_decoded(fields["args"])), gradient)

@@ -27,13 +27,13 @@ _SHOWN = 5  # reasons a JIT
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument("jit", nargs="*", metavar="JIT", help="only these (default: all)")
     parser.add_argument(
-        "--from", dest="folder", type=Path, metavar="DIR", help="the cache of the one JIT named"
+        "--from", dest="folder", type=Path, metavar="DIR", help="the cache folder of the one JIT"
     )
     parser.add_argument(
         "--python", default=sys.executable, metavar="EXE",
         help="the Python that the caches are for (default: the one that runs this command)",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be adopted")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be adopted")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     rows = [*_rows(args.jit)]
     if args.folder and (len(rows) != 1 or not args.folder.is_dir()):
-        raise UsageError("--from needs the name of one JIT, and a folder that is there")
+        raise UsageError("--from needs the name of one JIT, and an existing folder")
     machine = adopt.machine.machine_of([args.python], config.current().environment)
     cache = opened(new=True)
     found = []
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             if len(done.left_out) > _SHOWN and args.level <= 0:
                 say(f"left out: {len(done.left_out) - _SHOWN} more; see them with -v")
     if not found:
-        say(f"no JIT has a cache here that is known: {', '.join(jit.name for jit in rows)}")
+        say(f"found no cache of a known JIT: {', '.join(jit.name for jit in rows)}")
     if args.json:
         print_json(adopted=found, target=str(machine.target), dry_run=args.dry_run)
     return 0 if found else 1

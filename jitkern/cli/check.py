@@ -2,7 +2,7 @@
 
 Kernels run from their Python launchers, and then by C, also with tensors that are transposed,
 sliced, expanded or begin within their memory. Torch's opcheck follows, and gradcheck for an op with
-a gradient. Kernels that are no ops are not checked. What this machine cannot run is skipped, with
+a gradient. Kernels that are not ops are not checked. What this machine cannot run is skipped, with
 the reason. Exit code 1 if a check failed, or if there was nothing to check.
 """
 

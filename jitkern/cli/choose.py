@@ -69,7 +69,7 @@ def choose_ops(names: list[str]) -> Chosen:
 def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[str, str]]:
     """Return the ops that `names` mean, with their calls in a recording, and the broken packages.
 
-    Raises DeclarationError for a file that is no recording, and for a recorded op that is not
+    Raises DeclarationError for a file that is not a recording, and for a recorded op that is not
     installed, or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
@@ -84,7 +84,7 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[s
 def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list[OpCalls]:
     """Return the ops with the calls that `texts` spell for them; without texts, with their samples.
 
-    Raises UsageError for a text that is no call of one of the ops.
+    Raises UsageError for a text that is not a call of one of the ops.
     """
     if not texts:
         return [prewarming.op_calls.OpCalls(op) for op in ops]
@@ -184,17 +184,17 @@ def _declare(call: RecordedCall, path: Path, names: list[str]) -> None:
         if names:
             return  # only ops of the named packages are wanted
         reason = (
-            f"which no installed package lists: to import it, name it, as in "
+            f"which no installed package lists. To import it, name it: "
             f"`jitkern prewarm --from {path} {package}`"
             if package not in ("", "__main__")
-            else "which cannot be imported: declare the op in a module, and record anew"
+            else "which cannot be imported: declare the op in a module, and record again"
         )
         raise DeclarationError(f"{calls}, {reason}")
     reason = "which is not installed: install its package, or run where it can be imported"
     try:
         with _found_here(package):
             importlib.import_module(call.module)
-        reason = "which declares it no more: record anew"
+        reason = "which no longer declares it: record again"
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"

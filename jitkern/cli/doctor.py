@@ -1,8 +1,8 @@
 """Check what works on this machine, and print the exact remedy for each problem.
 
-Problems and warnings come first. What only GPUs need is no problem on a machine without one. `-v`
-also prints every setting, and where each value comes from. Exit code 0 if all checks pass, 1 if a
-check failed.
+Problems and warnings come first. What only GPUs need is not a problem on a machine without a GPU.
+`-v` also prints every setting, and where each value comes from. Exit code 0 if all checks pass, 1
+if a check failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TESTED = (  # pairs of Python and Torch: see `make test-matrix`
     ("3.13", "2.15.0"),
     ("3.14", "2.15.0"),
 )
-NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
+NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is not a command
 NEEDED = ("platformdirs", "filelock", "ninja")
 HEADERS = (("cuda_fp16.h", "cudart"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
 MOST_ENTRIES = 1000  # entries that are read to see which compilers made them

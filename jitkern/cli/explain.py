@@ -165,7 +165,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
         yield ExplainRow(
             "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",
-            reason="" if entry else f"nothing like it is: {_remedy(op.name, target)}",
+            reason="" if entry else f"no similar entry is: {_remedy(op.name, target)}",
             program=_beside(op, traced, written),
         )  # fmt: skip
     for reason in reasons:
@@ -209,8 +209,8 @@ def _nearest(inputs: dict[str, Any], target: Target) -> str:
     """Return, in words, which inputs differ from those of the nearest entry alike."""
     nearest = cache_tools.nearest(opened(), inputs)
     if not nearest:
-        return f"nothing like it is: {_remedy(inputs['op'], target)}"
-    return "nearest entry differs in " + "; ".join(nearest[1])
+        return f"no similar entry is: {_remedy(inputs['op'], target)}"
+    return "nearest entry: " + "; ".join(nearest[1])
 
 
 def _remedy(op: str, target: Target) -> str:
@@ -246,9 +246,9 @@ def explain_entries(args: argparse.Namespace) -> int:
         if used := hints.in_words(described["resources"]):
             print(f"  {used}")
         if described["nearest"]:
-            print(f"  nearest: {described['nearest']}; its values, against those of this entry:")
+            print(f"  nearest entry: {described['nearest']}, which differs:")
         else:
-            print("  no other entry of this op is of its device and kind, to compare it with")
+            print("  no other entry of this op has the same device and kind")
         print(*(f"    {line}" for line in described["differences"]), sep="\n")
     if len(rows) > len(shown):
         print(f"and {counted(len(rows) - len(shown), 'entry')} more: -v")

@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "NAMESPACE::NAME",
     )
     parser.add_argument(
-        "--kernel", action="store_true", help="write a kernel folder, and no package around it"
+        "--kernel", action="store_true", help="write only a kernel folder, without a package"
     )
     parser.add_argument(
         "--compile-commands",

@@ -24,11 +24,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
         "--frozen", action="store_const", const="frozen", dest="mode", default="",
-        help="fail where anything compiles, and say what, for whom, and what prepares it",
+        help="fail if anything compiles; print what, its caller, and how to prepare it",
     )  # fmt: skip
     modes.add_argument(
         "--warn", action="store_const", const="warn", dest="mode",
-        help="tell of each compile on stderr, with the stack that asked for it",
+        help="print each compile to stderr, with its stack",
     )  # fmt: skip
     parser.add_argument(
         "--push", metavar="URL", help="at the end, push the cache for this machine to a remote"
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="a private key to sign with for --push (default: the setting sign_key, else unsigned)",
     )  # fmt: skip
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write what was compiled and served as JSON"
+        "--report", type=Path, metavar="FILE", help="write what was compiled and served, as JSON"
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"

@@ -50,11 +50,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument("--key", type=Path, metavar="FILE", help="sign entries with this key")
     parser.add_argument(
         "--record", type=Path, metavar="FILE",
-        help="append each distinct call that is asked for, for `prewarm --from`",
+        help="append each distinct requested call, for `prewarm --from`",
     )  # fmt: skip
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE",
-        help="serve only clients that show the token in this file",
+        help="serve only clients that send the token in this file",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what is served as JSON")
     parser.set_defaults(run=run)
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             if publisher:
                 publisher.close()
         if args.level >= 0:
-            print(f"{signal.Signals(got).name}: ended after its builds", file=sys.stderr)
+            print(f"{signal.Signals(got).name}: stopped after its builds", file=sys.stderr)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
@@ -128,8 +128,8 @@ def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int
         )
     if not server.token and not is_loopback(server.url):
         say(
-            f"whoever reaches {server.url} can read the entries and have the ops built: "
-            "--token-file FILE asks for a token",
+            f"anyone who reaches {server.url} can read entries and start builds: "
+            "--token-file FILE requires a token",
             code=YELLOW,
         )
 

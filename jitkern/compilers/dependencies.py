@@ -93,7 +93,7 @@ def refuse_profiles(flags: Sequence[str], op: str) -> None:
     for path in includes.paths_after(_PROFILES, words):
         if not Path(path).is_file():
             raise CompileError(
-                f"{op}: its flags have the compiler read profiles from {path}, which is no file, "
+                f"{op}: its flags read profiles from {path}, which is not a file, "
                 "and the compiler does not list its profiles, so the cache key cannot cover them: "
                 "name the file, as in -fprofile-use=/path/of/kernel.gcda",
                 op=op,

@@ -98,7 +98,7 @@ def binary_at(path: Path, variant: Variant, target: Target, command: Sequence[st
 
 def unusable(variant: Variant, target: Target, command: Sequence[str]) -> CompileError:
     """The error for a compiler that ended well, and wrote what this machine cannot use."""
-    what = f"`{command[0]}` ended without an error, and what it wrote is no library for"
+    what = f"`{command[0]}` ended without an error, and what it wrote is not a library for"
     hint = f"{what} this machine: set CC or CXX to a compiler that builds for it"
     return compile_error(variant, target, command, "", hint)
 
@@ -261,13 +261,13 @@ def no_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> 
 
 
 def no_kernel(variant: Variant) -> str:
-    """A hint that a function of a CUDA file is no kernel."""
+    """A hint that a function of a CUDA file is not a kernel."""
     path = variant.source.paths[0]
     name = re.escape(cpp_text.last_name(variant.function))
     text = cpp_text.read(path)
     found = re.search(rf"\b{name}\s*\(", text)  # none if a macro spells it
     line = text.count("\n", 0, found.start() if found else 0) + 1
     return (
-        f"{path}:{line}: `{variant.function}` in {path} is no kernel: write `__global__` before "
+        f"{path}:{line}: `{variant.function}` in {path} is not a kernel: write `__global__` before "
         "its `void`"
     )

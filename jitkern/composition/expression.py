@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-INPUT, CONST, TO = "input", "const", "to"  # the operations that are no rows of the table
+INPUT, CONST, TO = "input", "const", "to"  # the operations that are not rows of the table
 KINDS = ("tensor", "float", "int", "bool")  # of inputs
 FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point numbers
 

@@ -123,7 +123,7 @@ def _parameter(function: str, parameter: inspect.Parameter) -> FormulaParameter:
     if default is not None and (kind == "tensor" or type(default) not in KINDS):
         raise DeclarationError(
             f"{function}: the parameter `{parameter.name}` has the default {default!r:.80}, which "
-            "is no number"
+            "is not a number"
         )
     if default is not None and type(default) is not _OF_KIND[kind]:
         own = _OF_KIND[kind](default) if math.isfinite(default) else default

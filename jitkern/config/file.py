@@ -28,7 +28,7 @@ def read(path: Path, settings: Collection[str]) -> dict[str, Any]:
         status = os.fstat(file.fileno())
         if hasattr(os, "geteuid") and why_untrusted_entry(status, {0, os.geteuid()}):
             raise SettingError(
-                f"{path} is not used: another user could have written it; mend its owner and mode"
+                f"{path} is not used: another user could have written it; fix its owner and mode"
             )
         text = file.read().decode(errors="replace")
     values = _parsed(text, path)

@@ -145,7 +145,7 @@ def _op_of(op: Any) -> Op:
     declared = getattr(op, "op", op)
     if not isinstance(declared, Op):
         raise DeclarationError(
-            f"`{op!r:.80}` is no op of jitkern: pass what `kernel(...)` returned, e.g. "
+            f"`{op!r:.80}` is not an op of jitkern: pass what `kernel(...)` returned, e.g. "
             "`jitkern.ops.softmax`"
         )
     return declared

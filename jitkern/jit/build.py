@@ -156,8 +156,8 @@ def _raise_again(cache: Cache, request: Request) -> None:
         age, log, told = found
         message, _ = told.pop("message"), told.pop("inputs")
         raise CompileError(
-            f"{message}\nfull log: {log}\nIt failed {age:.0f} s ago, and key and compiler are the "
-            f"same: for {REMEMBERED:.0f} s it is tried again only if you delete {log.parent}",
+            f"{message}\nfull log: {log}\nIt failed {age:.0f} s ago with the same key and "
+            f"compiler. It is not retried for {REMEMBERED:.0f} s, unless you delete {log.parent}",
             **told,
         )
 
@@ -215,7 +215,7 @@ def _check_include(op: str, source: Source) -> None:
         folder = Path(source.home, root.path)
         if not folder.is_dir():
             raise DeclarationError(
-                f"{op}: include=[{root.path!r}] is no directory: {folder} does not exist"
+                f"{op}: include=[{root.path!r}] is not a directory: {folder} does not exist"
             )
 
 

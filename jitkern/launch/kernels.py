@@ -209,7 +209,7 @@ def ignore(_: Call) -> None:
 def check_result(op: str, function: Any, kinds: str, result: Any) -> None:
     """Raise LaunchError unless a launch function returned tensors of these kinds.
 
-    kinds: `Signature.results`; results that are no tensors are for Torch to check.
+    kinds: `Signature.results`; results that are not tensors are for Torch to check.
     """
     wanted = len(kinds)
     if "?" in kinds or (wanted == 1 and isinstance(result, torch.Tensor)):

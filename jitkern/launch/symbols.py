@@ -28,7 +28,7 @@ READS = frozenset((  # instructions whose value may be left out if nothing uses 
 
 
 class Unsupported(Exception):
-    """A launch function does something that C cannot follow; its op keeps its Python launcher.
+    """A launch function does something that C cannot follow; its op stays on the Python launcher.
 
     What a launch function calls may catch this error: `running.problem` is the first of a trace.
     """

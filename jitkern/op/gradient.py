@@ -173,8 +173,8 @@ class Gradient:
     def taken(self) -> list[tuple[str, int]] | None:
         """Return where each argument of `op` comes from, as `Gradient` in recorder.cpp has it.
 
-        Returns None if one has another type than what it gets, or if a result is no tensor: Python
-        converts, or raises an error.
+        Returns None if one has another type than what it gets, or if a result is not a tensor:
+        Python converts, or raises an error.
         """
         assert self.op and self.order
         if "?" in self.op.signature.results:

@@ -55,8 +55,8 @@ def prewarm(
     parts: the number of parts for the executor; by default 4 for each worker.
 
     Returns a Result for each entry, and for each task that failed or was skipped, with the reason.
-    Raises DeclarationError for an op that is not declared and for a file that is no recording,
-    TargetError for a text that is no target, SettingError, and CacheError for an unusable cache.
+    Raises DeclarationError for an op that is not declared and for a file that is not a recording,
+    TargetError for a text that is not a target, SettingError, and CacheError for an unusable cache.
     """
     if executor and refresh:
         raise SettingError("refresh is not for an executor: workers build into caches of their own")
@@ -105,7 +105,7 @@ def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
             matches = ops_named(item)
             if not matches:
                 raise DeclarationError(
-                    f"`{item}` is no declared op or namespace: import its module first. There "
+                    f"`{item}` is not a declared op or namespace: import its module first. There "
                     f"are: {', '.join(sorted(all_ops()))}"
                 )
             chosen.update({op.name: OpCalls(op) for op in matches})
@@ -153,7 +153,7 @@ def _unmatched(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Res
                 continue
             remedy = (
                 f"no target is of this device: add e.g. --target {_example(device)}" if known
-                else f"the op has no {kind} source for it any more; record anew"
+                else f"the op has no {kind} source for it any more; record again"
             )  # fmt: skip
             count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
             reason = f"{op.name}: {count} on {device}: {remedy}"

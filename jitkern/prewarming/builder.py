@@ -94,7 +94,7 @@ class _Work:
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             _log.debug("the calls of %s failed", op.name, exc_info=True)
             return Recorded([reason_of(e)])
-        notes = [f"{op.name} for {target} keeps to its Python launcher: {r}" for r in reasons]
+        notes = [f"{op.name} for {target} stays on the Python launcher: {r}" for r in reasons]
         return Recorded([], notes, launches)
 
 

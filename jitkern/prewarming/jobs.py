@@ -122,7 +122,7 @@ class ExecutorBuilder:
         most = self.parts or PARTS_OF_A_WORKER * _workers_of(self.executor)
         count = min(most, len(kernels))
         dealt = [kernels[number::count] for number in range(count)]
-        self._remark(f"{count} parts are with the workers")
+        self._remark(f"{count} parts are submitted to the workers")
         settings = {name: getattr(config.current(), name) for name in _SENT}
         settings["jobs"] = self.jobs
         code = code_version.digest()
@@ -300,7 +300,7 @@ def _kernel(item: JobItem) -> Kernel:
         sources = OPS[item.op].sources.get(target.device, ()) if item.op in OPS else ()
         source = next((one for one in sources if one.kind == item.kind), None)
         if source is None:
-            raise DeclarationError(f"{here}: {item.module} declares it otherwise; install the same")
+            raise DeclarationError(f"{here}: {item.module} differs; install the same version")
         if item.named[0]:
             source = unit_of(source, *item.named[:2])
         variant = Variant(item.op, source, *item.named)

@@ -44,7 +44,7 @@ def spelt_calls(op: Op, texts: Iterable[str], devices: Iterable[str]) -> OpCalls
 
 
 def read_recording(path: Path) -> list[RecordedCall]:
-    """Return the calls of a recording. Raises DeclarationError for a file that is no recording."""
+    """Return the calls of a recording. Raises DeclarationError for any other file."""
     try:
         recorded = record.read(path)
     except OSError as e:

@@ -76,7 +76,7 @@ def announced(environ: Mapping[str, str] | None = None) -> tuple[int, int, str]:
             )
     read = ", ".join(f"{engine.number} and {engine.of} ({engine.name})" for engine in ENGINES)
     raise SettingError(
-        f"--shard auto: no engine numbers this process; what is read: {read}. Name the shard "
+        f"--shard auto: no job system numbers this process; it reads {read}. Name the shard "
         "instead, as in --shard 1/4"
     )
 
@@ -98,7 +98,7 @@ def _announced(engine: Numbering, environ: Mapping[str, str]) -> tuple[int, int,
     place, off = divmod(number - first, step)
     if off or not 0 <= place < count:
         raise SettingError(
-            f"--shard auto: {engine.number}={number} is none of the {count} processes of this "
+            f"--shard auto: {engine.number}={number} is not one of the {count} processes of this "
             f"{engine.name}, which are numbered from {first}"
         )
     return place + 1, count, engine.name

@@ -92,7 +92,7 @@ def patch_triton(*packages: str | ModuleType) -> TritonPatch:
     A function that jitkern does not take, or a launch that it refuses, goes to Triton as before,
     with a warning; `refused` of the result lists them. A launch returns None, where Triton returns
     its compiled kernel. `wrap_triton` and `torch.compile` take the functions as before. Holds until
-    `undo()`, or to the end of a `with`. Raises TypeError for what is no package.
+    `undo()`, or to the end of a `with`. Raises TypeError for what is not a package.
     """
     names = tuple(p.__name__ if isinstance(p, ModuleType) else p for p in packages)
     if not names or not all(isinstance(name, str) and name for name in names):

@@ -53,7 +53,7 @@ def write_half(url: str) -> Check:
     store, name = opened(url), f"remote {shown(url)}, writing"
     if not isinstance(store, Store):
         remedy = "push to the bucket or directory behind it"
-        return Check(name, ok=False, value="it can only be read", remedy=remedy)
+        return Check(name, ok=False, value="it is read-only", remedy=remedy)
     try:
         problem = probe(store)
     except Unavailable as e:
@@ -100,7 +100,7 @@ def _content(
         machine: _get(store, layout.index_of(machine), layout.LARGEST_INDEX) for machine in machines
     }
     if not any(found.values()) and not _builds(store):
-        value = f"it has nothing for {' or '.join(machines)}"
+        value = f"it has no entries for {' or '.join(machines)}"
         yield Check(name, ok=False, value=value, remedy=f"prewarm for one of these, and {PUSH}")
     for machine, data in found.items():
         if data is None:
@@ -143,7 +143,7 @@ def _signed(
     text = f"signed by {text}" if text else "not signed"
     if keys and not all(signers & {*keys} for signers in every):
         remedy += " with a key of `trusted_keys`, or add the signer's public key there"
-        return Check(name, ok=False, value=f"{text}, and by no trusted key", remedy=remedy)
+        return Check(name, ok=False, value=f"{text}, not by a trusted key", remedy=remedy)
     return Check(name, ok=True, value=text)
 
 

@@ -161,7 +161,7 @@ class Remote:
             return f"it cannot be used: {str(e).partition(': ')[0]}"
         except Unavailable as e:
             if not (isinstance(e, TooLarge) or self.breaker.open()):  # which were told of
-                self._warn(f"the remote {self.url} is of no use now: {e}", "unavailable")
+                self._warn(f"the remote {self.url} failed: {e}", "unavailable")
             why = str(e)
         if why:
             if len(self._known) >= MOST_KNOWN:
@@ -251,7 +251,7 @@ class Remote:
         """Have a service build what a call needs; return "", or why it has not."""
         known = miss.call()
         if known is None:
-            return "it has no such entry, and the call to have it built for is not known here"
+            return "it has no such entry, and no call is known for which it could build one"
         deadline.extend(config.current().remote_budget)
         want = {"call": known[0], "schema": 1, "targets": [known[1]]}
         body = canonical({**want, "want": [miss.key.digest]})

@@ -60,9 +60,9 @@ class Index(NamedTuple):
             )
             index = cls(bundles)
             if not all(map(_is_usable, bundles)) or index.encode() != data:
-                raise ValueError("it is not as jitkern writes it")
+                raise ValueError("it is not in jitkern's format")
         except (KeyError, TypeError, RecursionError) as e:
-            raise ValueError("it is not as jitkern writes it") from e
+            raise ValueError("it is not in jitkern's format") from e
         return index
 
     def encode(self) -> bytes:

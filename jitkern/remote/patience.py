@@ -104,7 +104,7 @@ class Breaker:
         left = self._until - time.monotonic()
         if self._refused or left <= 0:
             return self._refused
-        return f"resting for {left:.0f} s more after {self._failures} failures in a row"
+        return f"circuit breaker open for {left:.0f} s more ({self._failures} consecutive failures)"
 
     def succeed(self) -> None:
         """Note an answer, whatever it says."""
@@ -116,7 +116,7 @@ class Breaker:
         if self._failures >= self._most:
             self._until = time.monotonic() + REST
             _log.warning(
-                "the remote %s is of no use now, and rests for %g s: %s", self.url, REST, why
+                "the remote %s failed; circuit breaker open for %g s: %s", self.url, REST, why
             )
 
     def refuse(self, why: str) -> None:

@@ -90,9 +90,9 @@ def _sign(cache: Cache, entries: Sequence[Entry], key: Path | None, *, unsigned:
         for entry in () if unsigned else entries:
             if not signing.signers_of(entry) and entry.path.exists():
                 raise JitkernError(
-                    f"{entry.path.name} is not signed, and machines would not use it: push with "
+                    f"{entry.path.name} is not signed, so machines would not use it: push with "
                     "--key FILE (`jitkern cache keygen` makes a key), or with --unsigned, and then "
-                    "put the URL into `trusted_remotes` of every machine's settings file"
+                    "add the URL to `trusted_remotes` in every machine's settings file"
                 )
         return
     public = signing.public_key_of(key)
@@ -114,9 +114,9 @@ def _prepare(store: Store) -> None:
     problem = retry(probe, store)
     if problem:
         raise JitkernError(
-            f"{store.url} is no place to push to: {problem}, and pushes of several machines would "
-            "lose each other's bundles. Push to a store that honours If-None-Match and If-Match, "
-            "or copy a directory there that file:// has filled"
+            f"cannot push to {store.url}: {problem}, so concurrent pushes would lose bundles. Push "
+            "to a store that honours If-None-Match and If-Match, or push to a directory (file://) "
+            "and copy it there"
         )
     retry(store.create, layout.ROOT, layout.ROOT_CONTENT)
 
@@ -171,7 +171,7 @@ def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
         if there and there.bytes == bundle.bytes:  # a policy lets nobody write a bundle again
             return 0
         raise
-    raise Unavailable(f"{name} is neither there nor can it be created")
+    raise Unavailable(f"{name} does not exist and cannot be created")
 
 
 def probe(store: Store) -> str:

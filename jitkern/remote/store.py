@@ -23,24 +23,21 @@ class Unavailable(Exception):
     meaning, remedy: of errors of this kind, for messages.
     """
 
-    meaning = "it did not answer as a remote"
-    remedy = (
-        "check the URL, that its bucket exists, and the network; until then, misses are compiled "
-        "here"
-    )
+    meaning = "no valid answer"
+    remedy = "check the URL, the bucket and the network; until then, cache misses are compiled here"
 
 
 class Throttled(Unavailable):
     """The store asked its clients to slow down (429, 503)."""
 
-    meaning = "it is asked too often"
+    meaning = "too many requests"
     remedy = "try again later"
 
 
 class AccessDenied(Unavailable):
     """The store refuses this client (401, 403)."""
 
-    meaning = "it refuses this client"
+    meaning = "access denied"
     remedy = (
         "check the credentials and their permissions (of S3, s3:ListBucket too), and "
         "`remote_token_file` of the settings"

@@ -36,14 +36,14 @@ def keys_for(url: str, config: Config, root: Path | None = None) -> tuple[str, .
     file = user_file(config.environment)
     if named:
         raise SettingError(
-            f"the remote {shown(url)} is not used: `trusted_remotes` cannot vouch for http, which "
-            "anybody on the way could change. Use https, or sign: put the line of the signer's "
-            f".pub file into `trusted_keys` of {file}"
+            f"the remote {shown(url)} is not trusted: `trusted_remotes` does not cover plain http, "
+            "whose answers anybody on the network could change. Use https, or add the signer's "
+            f"public key (the line of its .pub file) to `trusted_keys` in {file}"
         )
     raise SettingError(
-        f"the remote {shown(url)} is not used: nobody vouches for it. Put the line of the signer's "
-        ".pub file into `trusted_keys`, or the URL, if all who can write there are trusted, into "
-        f"`trusted_remotes` of {file}"
+        f"the remote {shown(url)} is not trusted: in {file}, add the signer's public key (the line "
+        "of its .pub file) to `trusted_keys` (recommended), or the URL to `trusted_remotes`, if "
+        "you trust all who can write there"
     )
 
 

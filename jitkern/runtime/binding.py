@@ -251,7 +251,7 @@ def adopt(library: ctypes.CDLL) -> None:
             try:
                 _use(library)
             except _REFUSED as e:
-                _log.warning("%s is no launch runtime: %s", library, e)
+                _log.warning("%s is not a launch runtime: %s", library, e)
             else:
                 _state.looked_up = True
 

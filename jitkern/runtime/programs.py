@@ -168,7 +168,7 @@ class OpPrograms:
     def refuse(self, state: CallClassState, why: str) -> None:
         """Note why calls of a class stay in Python. Other branches may still be traced."""
         if not state.refused:
-            _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
+            _log.info("%s stays on the Python launcher: %s", self.signature.name, why)
         state.refused = why
         state.back_off(refused=True)
 
@@ -188,7 +188,7 @@ class OpPrograms:
         known = known_as(loaded, device, settings)
         with self.lock:
             if self._taken >= EVER:
-                self.refuse(state, f"C has taken {EVER} programs for it, and takes no more")
+                self.refuse(state, f"the limit of {EVER} programs is reached")
                 return False
             state.refused, state.appended = "", True
             if known in self.known or state.forgotten:
@@ -213,7 +213,7 @@ class OpPrograms:
                 if place is None:
                     self.known.discard(known)
                     if world.holds():  # else it has changed since the trace, and others will follow
-                        self.refuse(state, "C cannot check whether all that it reads is unchanged")
+                        self.refuse(state, "C cannot check some values for changes")
                     return
                 replaced = self._places.get(place)
                 self._places[place] = known

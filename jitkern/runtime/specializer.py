@@ -38,10 +38,10 @@ def specialize(
         programs.refuse(state, str(e))
     except (JitkernError, OSError) as e:  # a kernel is gone, say: this may pass
         state.back_off(refused=True)
-        _log.info("%s keeps its Python launcher for now: %s", name, e)
+        _log.info("%s stays on the Python launcher for now: %s", name, e)
     except Exception:  # noqa: BLE001  the call has its result
         state.back_off(refused=True)
-        _log.exception("%s keeps its Python launcher: its trace failed", name)
+        _log.exception("%s stays on the Python launcher: its trace failed", name)
 
 
 def _append(
@@ -60,8 +60,8 @@ def _append(
     if known_as(loaded, device, settings) in tried:
         place = defined_at(getattr(function, "__wrapped__", function))
         raise Unsupported(
-            f"{place}C has a program for such calls, and leaves them to Python, as it does where a "
-            "number goes beyond 64 bits"
+            f"{place}a program for these calls exists, but rejected this one (for example because "
+            "of an integer overflow)"
         )
     if settings.compile != "never" and state.constants <= CONSTANTS:
         calls = runtime.records.CallClass.of(signature, launcher, traced.world, args)

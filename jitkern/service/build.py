@@ -69,7 +69,7 @@ class CallBuilder:
             return Outcome(503 if unusable else 422, str(e)[:LONGEST_REASON], failed=True)
         except Exception:  # noqa: BLE001  the edge of this process
             _log.exception("a build failed")
-            return Outcome(500, "the service has a fault, which its log describes")
+            return Outcome(500, "internal error; see the log of the service")
 
     def _performed(self, asked: Asked, jobs: int) -> Outcome:
         try:

@@ -31,7 +31,7 @@ class Full(Exception):
 
 
 class Draining(Exception):
-    """The service is about to end, and begins no more builds."""
+    """The service is shutting down, and starts no more builds."""
 
 
 class BuildQueue:

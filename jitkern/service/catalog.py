@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=1024)
 def _machine_of(target: str) -> str | None:
-    """Return the machine of a target, or None for a text that is no target."""
+    """Return the machine of a target, or None for a text that is not a target."""
     try:
         return machine_of(target)
     except TargetError:

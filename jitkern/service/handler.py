@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if not token or hmac.compare_digest(given, b"Bearer " + token):
             return True
-        self.refuse(401, "the service wants its token", **{"WWW-Authenticate": "Bearer"})
+        self.refuse(401, "a token is required", **{"WWW-Authenticate": "Bearer"})
         return False
 
     def body(self) -> bytes | None:
@@ -132,9 +132,9 @@ class Handler(BaseHTTPRequestHandler):
         announced = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers or len(announced) != 1:
             self.close_connection = True
-            self.refuse(411, "a request to build has one Content-Length")
+            self.refuse(411, "a build request needs exactly one Content-Length")
         elif not re.fullmatch("[0-9]{1,15}", announced[0]):
-            self.refuse(400, "its Content-Length is no number")
+            self.refuse(400, "its Content-Length is not a number")
         elif int(announced[0]) > request.MAX_BYTES:
             self.refuse(413, f"a request to build has at most {request.MAX_BYTES} bytes")
             self.wfile.flush()
@@ -265,11 +265,11 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 build = self.server.builds.submit(asked)
             except Full:
-                text = f"{self.server.builds.waiting} builds wait already"
+                text = f"{self.server.builds.waiting} builds are queued already"
                 self.refuse(429, text, **_LATER)
                 return
             except Draining:
-                self.refuse(503, "the service is about to end", **_LATER)
+                self.refuse(503, "the service is shutting down", **_LATER)
                 return
             if self._respond(asked.id, build, asked.want):
                 return
@@ -280,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with the outcome of an earlier request."""
         build = self.server.builds.find(id_)
         if build is None or not self._respond(id_, build, frozenset()):
-            self.refuse(404, "no such build runs or ended lately: ask for it again")
+            self.refuse(404, "no such build is running or recent: request it again")
 
     def _respond(self, id_: str, build: Future[Outcome], want: frozenset[str]) -> bool:
         """Answer with the outcome of a build; return False if its bundle is gone."""
@@ -288,10 +288,10 @@ class Handler(BaseHTTPRequestHandler):
             outcome = build.result(self._patience())
         except NotYet:
             place = f"{_BUILD}/{id_}"
-            self.refuse(202, "it is being built", **{"Retry-After": "2", "Location": place})
+            self.refuse(202, "the build is running", **{"Retry-After": "2", "Location": place})
             return True
         except CancelledError:
-            self.refuse(503, "the service is about to end", **_LATER)
+            self.refuse(503, "the service is shutting down", **_LATER)
             return True
         missing = sorted(want - outcome.digests)
         lacking = bool(missing) if want else outcome.failed
@@ -334,7 +334,7 @@ class Handler(BaseHTTPRequestHandler):
     def _metrics(self) -> None:
         text = self.server.metrics.text()
         if text is None:
-            self.refuse(501, f"figures need the package prometheus-client: {REMEDY}")
+            self.refuse(501, f"metrics need the package prometheus-client: {REMEDY}")
         else:
             self.answer(200, text, self.server.metrics.content_type)
 

@@ -33,8 +33,8 @@ class Metrics:
         self._requests = counter(
             f"{prefix}_requests", "Requests.", ["route", "status"], registry=registry
         )
-        self._hits = counter(f"{prefix}_hits", "GETs of what is there.", registry=registry)
-        self._misses = counter(f"{prefix}_misses", "GETs of what is not.", registry=registry)
+        self._hits = counter(f"{prefix}_hits", "GET requests that hit.", registry=registry)
+        self._misses = counter(f"{prefix}_misses", "GET requests that missed.", registry=registry)
         self._sent = counter(f"{prefix}_sent_bytes", "Bytes of answers.", registry=registry)
         self._builds = counter(f"{prefix}_builds", "Builds.", ["status"], registry=registry)
         self._entries = counter(f"{prefix}_built_entries", "Entries built.", registry=registry)

@@ -73,7 +73,7 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
         )
         targets = _targets(fields["targets"])
     except (TypeError, LookupError, AttributeError, RecursionError) as e:
-        raise ValueError(f"it is no request to build: {e!r:.200}") from e
+        raise ValueError(f"it is not a request to build: {e!r:.200}") from e
     line["module"] = modules.get(line["op"], "")  # `prewarm --from` imports it
     text = json.dumps(line, separators=(",", ":"))
     return Asked(text, line["op"], targets, frozenset(digest[:16] for digest in want))
@@ -82,7 +82,7 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
 def _loaded(text: bytes | str) -> dict[str, Any]:
     value = json.loads(text, parse_int=_integer, parse_constant=_refuse)
     if not isinstance(value, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     return value
 
 

@@ -90,10 +90,10 @@ def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tu
         remedy = 'what is for one file alone goes to its Unit("file.cu", flags=[...])'
         raise _refusal(f"{name}={value!r} is a dict: give a list; {remedy}")
     if not isinstance(value, Iterable):
-        raise _refusal(f"{name}={value!r} is no list: give a list of strings")
+        raise _refusal(f"{name}={value!r} is not a list: give a list of strings")
     wrong = [item for item in value if not isinstance(item, (str, *among))]
     if wrong:
-        raise _refusal(f"{name} lists strings, and {wrong[0]!r} is none: write it as str()")
+        raise _refusal(f"{name} lists strings, and {wrong[0]!r} is not one: write it as str()")
     return tuple(value)
 
 
@@ -166,7 +166,7 @@ class Source:
             kind = type(self).__name__
             raise _refusal(unknown_keyword(f"{kind}({files!r})", unknown, self._keywords()))
         if not isinstance(text, str):
-            raise _refusal(f"text={text!r:.80} is no string: give the content of a file")
+            raise _refusal(f"text={text!r:.80} is not a string: give the content of a file")
         if text and not files:
             files = f"text{self.suffixes[0]}"
         if not isinstance(files, (str, Unit, list, tuple)):
@@ -181,7 +181,7 @@ class Source:
         self.flags = strings("flags", flags)
         self.environment = strings("environment", environment)
         if not isinstance(min_compiler, str):
-            raise _refusal(f"min_compiler={min_compiler!r} is no string: write '{min_compiler}'")
+            raise _refusal(f"min_compiler={min_compiler!r} is not a string: write '{min_compiler}'")
         self.min_compiler = min_compiler
         if strided not in (False, True) or (strided and self.runs == ITSELF):
             raise _refusal(f"strided={strided!r}: True or False, and for no Extension")
@@ -458,7 +458,7 @@ class Extension(Source):
                 "`name` for a function that its PYBIND11_MODULE binds"
             )
         if name and not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
-            raise _refusal(f"name={name!r} is no name of a module, such as `mylib._C`")
+            raise _refusal(f"name={name!r} is not a name of a module, such as `mylib._C`")
         for library in self.libraries:
             if library.startswith("-") or "/" in library:
                 raise _refusal(

@@ -203,7 +203,7 @@ def _parameters_in(text: str, name: str) -> str:
 def declared(found: Decorators, path: str, texts: dict[str, str] | None = None) -> TritonFunction:
     """The function below decorators, as its text declares it. Raises CompileError.
 
-    Its annotations are texts; a default that is no literal is an ellipsis.
+    Its annotations are texts; a default that is not a literal is an ellipsis.
     texts: the annotations, where they are other objects.
     """
     function = unwrapped(found.function)
@@ -520,7 +520,7 @@ def given_by(node: ast.stmt) -> set[str]:
 
 
 def _literal(default: ast.expr) -> ast.expr:
-    """The default, in place of any that is no literal an ellipsis."""
+    """The default, in place of any that is not a literal an ellipsis."""
     try:
         ast.literal_eval(default)
     except (TypeError, ValueError):

@@ -103,7 +103,7 @@ class TensorList:
     def tables(self, lists: Sequence[Any], chunk: int, most: int, *, dense: bool) -> list[Any]:
         """Return the tables of these lists; this one is the first that is an argument."""
         if any(type(items) is not TensorList for items in lists):
-            raise Unsupported("k.tables() of a list that is no argument of the op cannot be traced")
+            raise Unsupported("k.tables() of anything but an argument cannot be traced")
         metadata = [items._metadata for items in lists]
         for tensor in (tensor for tensors in metadata for tensor in tensors):
             if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_CODES:

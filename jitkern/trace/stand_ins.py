@@ -147,7 +147,7 @@ def _type_of(*args: Any) -> Any:
     if kind in _CLASSES:
         kind = _CLASSES[kind]
     elif not is_plain(value) and (kind.__module__ != "builtins" or kind is types.FunctionType):
-        raise Unsupported("type() of what is no number, text or container cannot be traced")
+        raise Unsupported("type() of anything but numbers, texts and containers cannot be traced")
     return _TYPES.get(kind, kind)
 
 
@@ -217,7 +217,7 @@ def _method(name: str) -> Function:
 
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(tensor) is not TensorProxy:
-            raise Unsupported(f"torch.{name} of no tensor of this call cannot be traced")
+            raise Unsupported(f"torch.{name} of a tensor from outside this call cannot be traced")
         return getattr(tensor, name)(*args, **kwargs)
 
     return call

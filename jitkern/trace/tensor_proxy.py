@@ -208,7 +208,7 @@ class TensorProxy:
             self._origin.__dict__["_asked"] = True
 
     def lies_densely(self, memory_format: Any = torch.contiguous_format) -> bool:
-        """Whether the tensor is contiguous, guarded; it is no question of the launch function."""
+        """Whether the tensor is contiguous, guarded; not asked by the launch function."""
         if memory_format is not torch.contiguous_format:
             raise Unsupported(f"is_contiguous({memory_format}) cannot be traced")
         if self._known_contiguous:
@@ -440,7 +440,7 @@ class TensorProxy:
 
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
-            raise Unsupported("copy_() of no tensor of this call cannot be traced")
+            raise Unsupported("copy_() of a tensor from outside this call cannot be traced")
         to, origin = handle_of(self), handle_of(source)
         self._program.act("COPY", to, origin, int(non_blocking))
         self._changed()
@@ -574,7 +574,7 @@ def like(
 ) -> TensorProxy:
     """Allocate as torch.empty_like does: a dense model's strides are kept."""
     if not is_proxy(model):
-        raise Unsupported("empty_like() of no tensor of this call cannot be traced")
+        raise Unsupported("empty_like() of a tensor from outside this call cannot be traced")
     chosen = _options(program, dtype or model.dtype, device or program.device, rest)
     if memory_format is torch.contiguous_format:
         return allocate(program, model.shape, None, chosen)

@@ -2,7 +2,7 @@
 
 Its comparisons become guards, its allocations and launches become actions, and both together make a
 program (`program.py`). A construct that C cannot follow is Unsupported, with the line, and the op
-keeps its Python launcher. All that it reads besides its arguments is a `World`, also guarded.
+stays on the Python launcher. All that it reads besides its arguments is a `World`, also guarded.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def check(name, q, k, v, lists, block_q, block_k):
     )
     torch._check(
         k.shape[1] >= 1 and q.shape[1] % max(k.shape[1], 1) == 0,
-        lambda: f"{name}: {q.shape[1]} heads of q are no multiple of {k.shape[1]} heads of k",
+        lambda: f"{name}: {q.shape[1]} heads of q are not a multiple of {k.shape[1]} heads of k",
     )
     torch._check(
         block_q >= 32 and block_k >= 32 and block_q % 32 == 0 and block_k % 32 == 0,

@@ -5,8 +5,8 @@ and eps = label_smoothing, the loss of the row is
 
     lse - (1 - eps) * v[target] - eps / C * sum_j v[j] + z_loss * lse ** 2
 
-and 0 where the target is `ignore_index`. A target that is no class makes the loss and the gradient
-of its row NaN. "mean" divides the sum by the number of targets that are not ignored. Losses of
+and 0 where the target is `ignore_index`. A target that is not a class makes the loss and gradient
+its row NaN. "mean" divides the sum by the number of targets that are not ignored. Losses of
 16-bit logits are float32. The gradient by v[j], times (1 - (v[j] / softcap) ** 2), is
 
     (1 + 2 * z_loss * lse) * exp(v[j] - lse) - eps / C - (1 - eps) * (j == target)

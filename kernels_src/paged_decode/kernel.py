@@ -135,7 +135,7 @@ def _check(q, k_cache, v_cache, table, seq_lens, window, slopes, k_scale, v_scal
     torch._check(
         k_cache.shape[2] > 0 and q.shape[-2] % k_cache.shape[2] == 0,
         lambda: (
-            f"paged_decode: {q.shape[-2]} heads of q are no multiple of {k_cache.shape[2]} of "
+            f"paged_decode: {q.shape[-2]} heads of q are not a multiple of {k_cache.shape[2]} of "
             "the caches"
         ),
     )

@@ -26,7 +26,7 @@ def key_of(kind="choice", **inputs):
 
 def number(content):
     if type(content) is not int:
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     return content
 
 
@@ -124,4 +124,4 @@ def test_a_record_is_explained_by_records_of_its_kind(cache):
     records.write(cache, key_of("call", model="a"), 1, BY)
     near = records.write(cache, key_of(model="a", more="x"), 2, BY)
     entry, lines = nearest(cache, key_of(model="a", more="y").inputs)
-    assert (entry.path, lines) == (near.path, ["more: x there, y wanted"])
+    assert (entry.path, lines) == (near.path, ["more is x instead of y"])

@@ -29,7 +29,7 @@ def publish(variant, target):
 
 @pytest.fixture
 def cache(tmp_path, publish):
-    """Three entries, of which one has an artifact that is no multiple of a block long."""
+    """Three entries, of which one has an artifact that is not a multiple of a block long."""
     cache = Cache(tmp_path / "from", fsync=False)
     publish(cache, 1)
     publish(cache, 2, out_so=bytes(range(256)) * 5, meta_json=b"")

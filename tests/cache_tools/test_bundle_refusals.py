@@ -76,7 +76,7 @@ def test_a_member_of_no_entry_is_refused(cache, tmp_path, refused, name, at):
 def test_odd_names_of_entries_are_refused(refused, target, folder):
     refused(
         joined(archive({(target, folder): {NAME: b""}})),
-        "is no file of one|is not as jitkern writes it",
+        "is not a file of an entry|is not in jitkern's format",
     )
 
 
@@ -90,7 +90,7 @@ def test_entries_out_of_order_or_twice_are_refused(cache, tmp_path, refused):
         [*group] for _, group in itertools.groupby(found, lambda one: one[0].rpartition("/")[0])
     ]
     for wrong in (entries[::-1], [entries[0], *entries], [*entries, entries[-1]]):
-        refused(joined(itertools.chain(*wrong)), "twice, or not in order")
+        refused(joined(itertools.chain(*wrong)), "twice, or out of order")
 
 
 def test_members_out_of_order_missing_or_twice_are_refused(signed, tmp_path, refused):
@@ -147,9 +147,9 @@ def test_an_entry_made_by_hand_is_taken(other, tmp_path):
         ({"artifacts": {"compile.log": Artifact.of(b"a")}}, {"compile.log": b"a"}, "invalid name"),
         ({}, {"a": b"b"}, "is not what its manifest lists"),
         ({}, {"a": b""}, "is not what its manifest lists"),
-        ({}, {"a": b"ab"}, "at most 1 are taken"),
-        ({}, {"a": b"a", "b": b"b"}, "is no file of one"),
-        ({}, {"b": b"a"}, "stands where"),
+        ({}, {"a": b"ab"}, "over the limit of 1"),
+        ({}, {"a": b"a", "b": b"b"}, "is not a file of an entry"),
+        ({}, {"b": b"a"}, "was found where"),
     ],
     ids=itertools.count(),
 )  # fmt: skip
@@ -171,7 +171,8 @@ def test_an_entry_under_another_name_or_target_is_refused(refused):
 def test_a_target_that_is_a_folder_of_the_cache_is_refused(refused, target):
     target, name, manifest = entry_of(inputs={"op": "a", "target": target})
     refused(
-        joined(archive({(target, name): {NAME: manifest.encode(), "a": b"a"}})), "is no file of one"
+        joined(archive({(target, name): {NAME: manifest.encode(), "a": b"a"}})),
+        "is not a file of an entry",
     )
 
 
@@ -227,7 +228,7 @@ def test_another_header_for_the_same_file_is_refused(cache, tmp_path, refused):
     ):  # fmt: skip
         name, _, content = found[0]
         changed = member(name, content.rstrip(b"\0"), **fields)
-        refused(joined([changed, *found[1:]]), "is not as jitkern writes it")
+        refused(joined([changed, *found[1:]]), "is not in jitkern's format")
 
 
 @pytest.mark.parametrize("at", range(0, BLOCK, 7))
@@ -249,16 +250,16 @@ def test_a_size_that_is_odd_or_too_large_is_refused(cache, tmp_path, refused, si
         found = members(packed(cache, tmp_path))
         header = found[at][1]
         found[at][1] = fixed(header[:124] + size + header[136:])
-        refused(joined(found), "bytes, and at most|is not as jitkern writes it")
+        refused(joined(found), "bytes, over the limit|is not in jitkern's format")
 
 
 def test_a_declared_size_is_refused_before_it_is_read(cache, tmp_path, monkeypatch, refused):
     found = members(packed(cache, tmp_path))
     monkeypatch.setattr(bundle, "MAX_FILE", 100)
-    refused(joined(found), r"out.(so|cubin)` has (1280|512) bytes, and at most 100 are taken")
+    refused(joined(found), r"out.(so|cubin)` has (1280|512) bytes, over the limit of 100")
     monkeypatch.undo()
     monkeypatch.setattr(bundle, "MAX_BYTES", 100)
-    refused(joined(found), r"manifest.json` has \d+ bytes, and at most 100 are taken")
+    refused(joined(found), r"manifest.json` has \d+ bytes, over the limit of 100")
 
 
 def test_the_whole_is_bounded(cache, tmp_path, monkeypatch, refused):
@@ -281,7 +282,9 @@ def test_the_caps_are_as_promised():
 @pytest.mark.parametrize("extra", [b"\0", b"x", bytes(BLOCK), END, bytes(10240), b"x" * BLOCK])
 def test_nothing_may_follow_the_end(cache, tmp_path, refused, suffix, extra):
     data = packed(cache, tmp_path) + extra
-    refused(zstd.compress(data) if suffix == ".tar.zst" else data, "follows its last file", suffix)
+    refused(
+        zstd.compress(data) if suffix == ".tar.zst" else data, "data after its last file", suffix
+    )
 
 
 def test_padding_is_zero(cache, tmp_path, refused):
@@ -289,7 +292,7 @@ def test_padding_is_zero(cache, tmp_path, refused):
     for each in found:
         if each[2].endswith(b"\0") and not each[0].endswith("out.so"):
             before, each[2] = each[2], each[2][:-1] + b"x"
-            refused(joined(found), "something is hidden after")
+            refused(joined(found), "hidden data after")
             each[2] = before
 
 
@@ -331,10 +334,10 @@ def test_one_zstandard_frame_and_nothing_else(cache, tmp_path, refused):
     frame = zstd.compress(data)
     skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
     half = len(data) // BLOCK // 2 * BLOCK
-    refused(frame + frame, "follows its Zstandard frame", ".tar.zst")
-    refused(frame + b"x", "follows its Zstandard frame", ".tar.zst")
-    refused(frame + skippable, "follows its Zstandard frame", ".tar.zst")
-    refused(frame + bytes(3 << 20), "follows its Zstandard frame", ".tar.zst")
+    refused(frame + frame, "data after its Zstandard frame", ".tar.zst")
+    refused(frame + b"x", "data after its Zstandard frame", ".tar.zst")
+    refused(frame + skippable, "data after its Zstandard frame", ".tar.zst")
+    refused(frame + bytes(3 << 20), "data after its Zstandard frame", ".tar.zst")
     refused(skippable + frame, None, ".tar.zst")
     refused(zstd.compress(data[:half]) + zstd.compress(data[half:]), None, ".tar.zst")
     refused(b"x" + frame, "is corrupt", ".tar.zst")

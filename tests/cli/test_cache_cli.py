@@ -204,7 +204,7 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
     cuda = target._replace(device="cuda", arch="sm_90", cuda="130", torch="2.11.0")
     alone = put(target=cuda, template=(("T", "f64"),))
     out = cli("cache", "explain", alone.manifest.digest[:12])[1]
-    assert "no other entry of this op is of its device and kind" in out
+    assert "no other entry of this op has the same device and kind" in out
     cuda = target._replace(arch="aarch64", torch="2.11.0")
     (Path(source.folder) / "scale.cpp").write_text(
         'extern "C" void scale(float* out) { *out = 2; }\n'
@@ -213,10 +213,10 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
     code, out, _ = cli("cache", "explain", other.manifest.digest[:12])
     assert code == 0
     for line in (
-        "file scale.cpp changed",
-        "arch: x86_64 there, aarch64 wanted",
-        "Torch: 2.13.0 there, 2.11.0 wanted",
-        "template argument T: f32 there, f64 wanted",
+        "scale.cpp differs",
+        "arch is x86_64 instead of aarch64",
+        "Torch is 2.13.0 instead of 2.11.0",
+        "template argument T is f32 instead of f64",
     ):
         assert f"    {line}\n" in out
     assert cli("explain", other.manifest.digest[:12])[1] == out
@@ -228,15 +228,15 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
 @pytest.mark.parametrize(
     ("there", "wanted", "line"),
     [
-        ({"flags": ["-O2", "-g"]}, {"flags": ["-O3", "-g"]}, "flag -O2 only there"),
+        ({"flags": ["-O2", "-g"]}, {"flags": ["-O3", "-g"]}, "extra flag -O2"),
         ({"flags": ["-a", "-b"]}, {"flags": ["-b", "-a"]}, "order of the flags"),
-        ({"schema": 1}, {"schema": 2}, "layout of jitkern's entries: 1 there, 2 wanted"),
-        ({"environment": {"X": None}}, {"environment": {"X": "1"}}, "variable X: nothing there, 1 wanted"),
-        ({"source": {"closure": {}}}, {"source": {"closure": {"a.h": "0"}}}, "file a.h is new"),
-        ({"source": {"closure": {"a.h": "0"}}}, {"source": {"closure": {}}}, "file a.h is no longer used"),
-        ({"source": {"versions": {"cutlass": "4.6"}}}, {"source": {"versions": {"cutlass": "4.7"}}}, "version of cutlass: 4.6 there, 4.7 wanted"),
-        ({"target": "odd"}, {"target": "cpu-x86_64-torch2.13.0"}, "target: odd there, cpu-x86_64-torch2.13.0 wanted"),
-        ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "argument type f64 only wanted"),
+        ({"schema": 1}, {"schema": 2}, "layout of jitkern's entries is 1 instead of 2"),
+        ({"environment": {"X": None}}, {"environment": {"X": "1"}}, "variable X is absent instead of 1"),
+        ({"source": {"closure": {}}}, {"source": {"closure": {"a.h": "0"}}}, "a.h is new"),
+        ({"source": {"closure": {"a.h": "0"}}}, {"source": {"closure": {}}}, "a.h is no longer used"),
+        ({"source": {"versions": {"cutlass": "4.6"}}}, {"source": {"versions": {"cutlass": "4.7"}}}, "version of cutlass is 4.6 instead of 4.7"),
+        ({"target": "odd"}, {"target": "cpu-x86_64-torch2.13.0"}, "target is odd instead of cpu-x86_64-torch2.13.0"),
+        ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "missing argument type f64"),
     ],
 )  # fmt: skip
 def test_differences_in_words(there, wanted, line):

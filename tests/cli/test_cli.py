@@ -110,7 +110,7 @@ def test_prewarm_for_another_machines_gpu(cli, ops):
     assert (again["built"], again["hits"]) == (0, report["built"])
     assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
     assert (
-        "nearest entry differs in arch: sm_90 there, sm_80 wanted"
+        "nearest entry: arch is sm_90 instead of sm_80"
         in cli("explain", "vec_add", "--target", H100.replace("90", "80"))[1]
     )
 

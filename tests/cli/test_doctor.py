@@ -181,7 +181,7 @@ def test_cuda_headers_of_another_version_than_torchs_are_told(cli, monkeypatch, 
 def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
     (root / "v1/bad/1.x").mkdir(parents=True)
     out = cli("doctor")[1]
-    assert "warn cache leftovers      0 builds that never ended, 1 damaged" in out
+    assert "warn cache leftovers      0 unfinished builds, 1 damaged" in out
     assert "delete it\n" in out
     assert "ok   cache writable" in out and "make it writable" not in out
 
@@ -475,7 +475,7 @@ def test_leftovers_are_counted(root):
         (root / "v1" / name).mkdir(parents=True)
     os.utime(root / "v1/tmp/old", (0, 0))
     check = looked()["cache leftovers"]
-    assert check.value.startswith("1 builds") and ", 1 damaged" in check.value
+    assert check.value.startswith("1 unfinished builds") and ", 1 damaged" in check.value
     assert check.value.endswith("2 in the trash") and str(root / "v1/bad") in check.remedy
 
 

@@ -462,7 +462,7 @@ def test_a_profile_is_named_by_its_file(build, tmp_path):
     profile = tmp_path / "profiles" / "k.gcda"
     profile.parent.mkdir()
     for where in (f"-fprofile-use={profile.parent}", f"-fprofile-use={profile}"):
-        with pytest.raises(CompileError, match=r"which is no file, .*: name the file, as in"):
+        with pytest.raises(CompileError, match=r"which is not a file, .*: name the file, as in"):
             build(text, flags=[where])
     found = set()
     for data in ("1", "2"):

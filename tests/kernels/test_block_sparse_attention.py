@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused(device):
         r"q must be \[batch, heads, q_len, d\]": (q[0], k, v, *mask),
         "with d from 1 to 256": (wide, wide, wide, *mask),
         "of one floating-point dtype": (q.half(), k, v, *mask),
-        "4 heads of q are no multiple of 3": (q, *(x[:, :1].expand(-1, 3, -1, -1) for x in (k, v)), *mask),
+        "4 heads of q are not a multiple of 3": (q, *(x[:, :1].expand(-1, 3, -1, -1) for x in (k, v)), *mask),
         "make the mask for these lengths": (q, k, v, *long),
         "must be int32": (q, k, v, mask[0].long(), *mask[1:]),
         "multiples of 32": (q, k, v, *mask[:7], 48, 128),

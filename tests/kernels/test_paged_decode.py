@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused(device):
         "q_len up to 8": (q.expand(-1, 9, -1, -1), kc, vc, table, lens),
         r"with d of \(64, 128, 256\)": (q[..., :32], kc[..., :32], vc[..., :32], table, lens),
         "a multiple of 16": (q, kc[:, :15], vc[:, :15], table, lens),
-        "7 heads of q are no multiple of 2": (q[:, :, :7], kc, vc, table, lens),
+        "7 heads of q are not a multiple of 2": (q[:, :, :7], kc, vc, table, lens),
         "both of that dtype or float8_e4m3fn": (q, kc.half(), vc.half(), table, lens),
         "the same strides": (q, kc, vc.transpose(1, 2).contiguous().transpose(1, 2), table, lens),
         r"int32 of the shapes \(2, columns\) and \(2,\)": (q, kc, vc, table.long(), lens),

@@ -114,7 +114,7 @@ def test_inputs_that_do_not_fit_are_named(noted, inputs, says):
 @pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_inputs_may_read_what_no_trace_follows(declare, clock):
-    """They are no part of what a call computes, so they keep no call in Python."""
+    """They are not part of what a call computes, so they keep no call in Python."""
     op = declare(double, None)
     op.tune("cpu", inputs=lambda x: torch.full((int(x.sum().item()),), 1.0))(ways)
     assert served(op, torch.ones(4)).tolist() == [2] * 4

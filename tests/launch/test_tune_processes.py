@@ -107,7 +107,7 @@ def test_prewarm_builds_every_configuration_and_chooses_none(process, run_python
     names = {line.split()[2] for line in done.stdout.splitlines() if "jitkern_tuned" in line}
     assert {"scale.f32.WAY3", "scale.f32.WAY4", "scale.f32.WAY5"} == names
     assert (
-        "keeps to its Python launcher" in done.stderr
+        "stays on the Python launcher" in done.stderr
         and "the device chooses among its 3 configurations" in done.stderr
     )
 

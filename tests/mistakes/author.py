@@ -77,7 +77,7 @@ class Mistake(NamedTuple):
 
     file, old, new: the change; each `old` to its `new`. at: a text in the line of the package that
     is named, after its file where that is not kernel.py: `scale.cu: out[i]`; "" for the line that
-    calls the op. says: what it says, the remedy among it; nothing if it is no mistake.
+    calls the op. says: what it says, the remedy among it; nothing if it is not a mistake.
     """
 
     name: str
@@ -213,7 +213,7 @@ PREWARMED = [
     _host("samples_none", "@scale.samples\n", "", "scale = kernel(", "no sample calls: add `@op.samples`"),
     _cu("syntax_in_cu", "* x[i];", "* x[i]", "scale.cu: }", 'expected a ";"'),
     _cu("undeclared_in_cu", "T(alpha)", "T(alhpa)", "scale.cu: alhpa", 'identifier "alhpa" is undefined', "out[i] = T(alhpa) * x[i];"),
-    _cu("no_global", "__global__ ", "", "scale.cu: void scale", "is no kernel: write `__global__` before its `void`"),
+    _cu("no_global", "__global__ ", "", "scale.cu: void scale", "is not a kernel: write `__global__` before its `void`"),
     _cu("no_such_header", "template", '#include "util.cuh"\ntemplate', "scale.cu: util", "<util.cuh> is in no include root: declare its directory with include=[...]"),
     _cu("header_of_the_host", "template", "#include <vector>\ntemplate", ""),
     _cu("int_for_long", "long long n)", "int n)", ""),

@@ -184,7 +184,7 @@ def test_a_declared_include_directory_that_is_not_there(call, tmp_path):
     op.sources["cpu"] = (source,)
     op.launch("cpu")(lambda k, x: k.f(x))
     with pytest.raises(
-        DeclarationError, match=rf"include=\['none'\] is no directory: .*{tmp_path}/none"
+        DeclarationError, match=rf"include=\['none'\] is not a directory: .*{tmp_path}/none"
     ):
         op(torch.ones(3))
 

@@ -147,7 +147,7 @@ def test_a_backward_cannot_ask_for_its_gradient(declare):
 
 def test_a_name_that_is_no_output_or_tensor_is_refused():
     with pytest.raises(
-        DeclarationError, match=r"nondifferentiable='y' is no output .*out0, out1, x"
+        DeclarationError, match=r"nondifferentiable='y' is neither an output .*out0, out1, x"
     ):
         kernel("jitkern_test::odd(Tensor x) -> (Tensor, Tensor)", nondifferentiable=["y"])
 

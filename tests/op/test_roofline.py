@@ -96,7 +96,7 @@ def test_a_cost_that_is_no_two_numbers_is_refused(machine, result):
 
 
 def test_what_is_no_op_is_refused(machine):
-    with pytest.raises(DeclarationError, match="is no op of jitkern: pass what `kernel"):
+    with pytest.raises(DeclarationError, match="is not an op of jitkern: pass what `kernel"):
         roofline(torch.softmax, torch.zeros(3))
 
 

@@ -115,7 +115,7 @@ def test_the_processes_of_srun_build_the_whole(fleet_package, run, node, cache_d
     # The script of a job is one process, whatever number of tasks the job may have.
     line = f"{JITKERN} prewarm {name} --shard auto"
     run("sbatch", "--wait", "--ntasks=2", "--output=out.txt", "--wrap", line, code=2, **node)
-    assert "no engine numbers this process" in (tmp_path / "out.txt").read_text()
+    assert "no job system numbers this process" in (tmp_path / "out.txt").read_text()
 
 
 def test_the_ranks_of_torchrun_build_the_whole(fleet_package, run, cache_dir, tmp_path):

@@ -391,7 +391,7 @@ def test_the_python_api_does_what_the_command_does(package, cache_dir):
     assert {name: dict(vars(other)) for name, other in OPS.items() if name != op.name} == before
     again = jitkern.prewarm([package], [Target.current("cpu")])
     assert {result.status for result in again} == {"hit"} and len(again) == len(found)
-    with pytest.raises(DeclarationError, match="`nothing` is no declared op"):
+    with pytest.raises(DeclarationError, match="`nothing` is not a declared op"):
         jitkern.prewarm(["nothing"])
     with pytest.raises(TargetError):
         jitkern.prewarm([op], ["cuda-sm_nothing"])

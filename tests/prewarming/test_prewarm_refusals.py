@@ -144,7 +144,7 @@ def test_a_function_that_is_no_kernel_is_named(package, jobs, template):
     package.write(LAUNCH.replace("k.f", f"k.f{template}"), cuda=text)
     code, (reason,) = package.prewarm("--target", H100, "--jobs", jobs)
     assert code == 1
-    assert "f.cu is no kernel: write `__global__` before its `void`" in reason
+    assert "f.cu is not a kernel: write `__global__` before its `void`" in reason
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -165,7 +165,7 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
         ("raise NameError('oops')", "cannot be imported: NameError('oops')"),
         ("raise SystemExit(3)", "cannot be imported: SystemExit(3)"),
         ("import no_such_dependency", 'cannot be imported: ModuleNotFoundError("No module named'),
-        ("", "declares it no more: record anew"),
+        ("", "no longer declares it: record again"),
     ],
 )
 def test_why_the_module_of_a_recorded_op_gives_none_is_told(cli, tmp_path, monkeypatch, text, says):
@@ -212,7 +212,7 @@ def test_a_module_of_an_installed_package_is_imported(cli, tmp_path, monkeypatch
     path = tmp_path / "calls"
     path.write_text(of_module("registered.more"))
     _, _, err = cli("prewarm", "--from", str(path))
-    assert "declared in registered.more, which declares it no more" in err
+    assert "declared in registered.more, which no longer declares it" in err
     assert (tmp_path / "ran").exists()
 
 
@@ -512,5 +512,5 @@ def test_a_line_from_anybody_is_read_within_bounds(change):
 def test_arguments_are_a_list_and_no_tensor():
     fields = json.loads(recorded_line("a::b", 1))
     fields["args"] = {"tensor": "float32", "shape": [10**12], "stride": [1], "offset": 0}
-    with pytest.raises(ValueError, match="its arguments are no list"):
+    with pytest.raises(ValueError, match="its arguments are not a list"):
         record.parsed(json.dumps(fields))

@@ -59,24 +59,27 @@ def test_an_engine_numbers_its_processes(environ, part, parts, engine):
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({}, "no engine numbers this process"),
-        (SCRIPT, "no engine numbers this process"),
-        ({"CI_NODE_TOTAL": "1"}, "no engine numbers this process"),  # GitLab without `parallel:`
-        ({"RANK": "", "WORLD_SIZE": ""}, "no engine numbers this process"),
+        ({}, "no job system numbers this process"),
+        (SCRIPT, "no job system numbers this process"),
+        (
+            {"CI_NODE_TOTAL": "1"},
+            "no job system numbers this process",
+        ),  # GitLab without `parallel:`
+        ({"RANK": "", "WORLD_SIZE": ""}, "no job system numbers this process"),
         (array(5, 2, 5, 9), "submit an array without gaps, as in `sbatch --array=0-1`"),
         (array(9, 2, 5, 9), "has 2 tasks from 5 to 9 with gaps"),
         (array(1, 4, 1, 7), "has 4 tasks from 1 to 7 with gaps"),
         ({**array(5, 2, 5, 9), **SRUN}, "with gaps"),
-        (array(1, 4, 0, 6, 2), "SLURM_ARRAY_TASK_ID=1 is none of the 4 processes"),
+        (array(1, 4, 0, 6, 2), "SLURM_ARRAY_TASK_ID=1 is not one of the 4 processes"),
         (array(1, 2, 1, 2, 0), "with gaps"),
         ({**array(1, 2, 1, 2), "SLURM_ARRAY_TASK_MIN": "one"}, "SLURM_ARRAY_TASK_MIN=`one`"),
         ({"JOB_COMPLETION_INDEX": "3"}, 'env: [{name: JOB_COMPLETIONS, value: "8"}]'),
-        ({"JOB_COMPLETION_INDEX": "8", "JOB_COMPLETIONS": "8"}, "is none of the 8 processes"),
+        ({"JOB_COMPLETION_INDEX": "8", "JOB_COMPLETIONS": "8"}, "is not one of the 8 processes"),
         ({"CI_NODE_INDEX": "0", "CI_NODE_TOTAL": "3"}, "numbered from 1"),
         ({"RANK": "0"}, "WORLD_SIZE does not say of how many"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=`-1` of torchrun is not a number"),
         ({"RANK": "\u0663", "WORLD_SIZE": "4"}, "is not a number"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "0"}, "is none of the 0 processes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "0"}, "is not one of the 0 processes"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(environ, says):
@@ -110,7 +113,7 @@ def environment(monkeypatch):
 def test_the_command_says_its_part_and_exits_2_without_one(cli, environment):
     environment({})
     code, out, err = cli("prewarm", "vec_add", "--shard", "auto")
-    assert (code, out, "no engine numbers this process" in err) == (2, "", True)
+    assert (code, out, "no job system numbers this process" in err) == (2, "", True)
     environment(array(5, 2, 5, 9))
     code, out, err = cli("prewarm", "vec_add", "--shard", "auto")
     assert (code, out, "without gaps" in err) == (2, "", True)

@@ -140,7 +140,7 @@ def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
     with Server(always(said(404, Jitkern_Builds=1))) as server:
         with (
             trusting(server.url, compile="never"),
-            pytest.raises(NotCached, match="call to have it built for is not known"),
+            pytest.raises(NotCached, match="no call is known for which it could build one"),
         ):
             jit.ensure(variant, target)
         assert {request.verb for request in server.requests} == {"GET"}

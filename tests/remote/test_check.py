@@ -56,10 +56,10 @@ def test_it_says_who_signed(tmp_path, filled, machine):
 @pytest.mark.parametrize(
     ("answer", "said_", "remedy"),
     [
-        (always(said(403)), "it refuses this client: 403", "credentials"),
+        (always(said(403)), "access denied: 403", "credentials"),
         (always(said(500)), "500", "check the URL"),
         (always(said(404)), f"has no {layout.ROOT}", "bucket and path"),
-        (always(said(429)), "asked too often", "later"),
+        (always(said(429)), "too many requests", "later"),
         (always(said(200, b"<html>")), "not one of this version", "check the URL"),
     ],
 )
@@ -77,7 +77,7 @@ def test_other_problems(filled, machine):
     (check,) = [c for c in look(f"file://{filled[0]}", machine, trusted_remotes=[]) if not c.ok]
     assert "trusted_keys" in check.remedy
     checks = look(f"file://{filled[0]}", "cpu-aarch64-torch2.13.0-linux_aarch64")
-    assert not checks[-1].ok and "nothing for cpu-aarch64" in checks[-1].value
+    assert not checks[-1].ok and "no entries for cpu-aarch64" in checks[-1].value
     assert checks[-1].remedy
     (filled[0] / "v1" / machine / "index.json").write_text("{}")
     assert "its index is not usable" in look(f"file://{filled[0]}", machine)[-1].value
@@ -130,4 +130,4 @@ def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monke
     with config.using(remote=dead, trusted_remotes=dead):
         for _ in range(2):
             _, out, _ = cli("explain", "softmax", "--json")
-    assert "not asked: resting" in out
+    assert "not asked: circuit breaker open" in out

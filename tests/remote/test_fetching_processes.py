@@ -199,4 +199,4 @@ def test_a_process_asks_a_store_that_is_down_for_one_miss_alone(tmp_path):
         "print(json.dumps([jitkern.stats()['compiles'], len(asked)]))\n"
     )
     found, stderr = machine.run(code)
-    assert found == [3, 2] and "rests for 60 s" in stderr
+    assert found == [3, 2] and "circuit breaker open for 60 s" in stderr

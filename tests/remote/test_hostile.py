@@ -193,7 +193,7 @@ def test_an_index_that_names_a_bundle_of_a_terabyte(place, refused):
 def test_an_index_that_names_other_places(tmp_path, place, refused, file):
     folder, machine, key = place
     put(folder, machine, b"x", [key.digest[:16]], file=file)
-    refused(f"file://{folder}", "it is not as jitkern writes it")
+    refused(f"file://{folder}", "it is not in jitkern's format")
 
 
 @pytest.mark.long
@@ -226,7 +226,7 @@ def test_an_index_that_no_terminal_can_print(place, refused, fields):
            "push": "", "version": "", **fields}  # fmt: skip
     index = json.dumps({"bundles": [row], "schema": 2}, sort_keys=True, separators=(",", ":"))
     (folder / "v1" / machine / "index.json").write_text(index)
-    refused(f"file://{folder}", "it is not as jitkern writes it")
+    refused(f"file://{folder}", "it is not in jitkern's format")
 
 
 @pytest.mark.parametrize("of_index", [True, False])

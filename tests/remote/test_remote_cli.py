@@ -193,7 +193,7 @@ def test_pull_chooses_targets_and_packages(cli, pushed, stocked):
     assert cli("remote", "pull", "beta")[0] == 0  # the runtime comes with every package
     assert [n.rpartition("-")[0].rpartition("/")[2] for n in names(stocked)] == ["runtime"]
     code, _, err = cli("remote", "pull", "--target", "cuda-sm_90-cu130-torch9.9.9")
-    assert code == 1 and "has nothing for cuda-sm_90-cu130-torch9.9.9-linux_" in err
+    assert code == 1 and "has no entries for cuda-sm_90-cu130-torch9.9.9-linux_" in err
     assert cli("remote", "pull", "--target", "sm90")[0] == 2
     assert cli("remote", "pull", "--target", CPU, "alpha")[0] == 0
     assert names(stocked) == pushed
@@ -277,9 +277,9 @@ def test_check_names_a_bucket_that_is_missing_refused_or_gone(cli, stub, trustin
     trusting(trusted_remotes=[url])
     for status, error, words in (
         (404, "<Error><Code>NoSuchBucket</Code></Error>", "404 Not Found"),
-        (403, "", "refuses this client"),
-        (503, "", "asked too often"),
-        (500, "", "did not answer as a remote"),
+        (403, "", "access denied"),
+        (503, "", "too many requests"),
+        (500, "", "no valid answer"),
     ):
         stub.status, stub.error = status, error
         code, out, _ = cli("remote", "check", url, "--json")

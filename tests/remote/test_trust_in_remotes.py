@@ -99,7 +99,7 @@ def test_azures_emulator_cannot_stand_in_for_a_bucket(tmp_path):
 
 def test_the_environment_cannot_trust(tmp_path):
     found = settings(tmp_path, "", JITKERN_TRUSTED_REMOTES=BUCKET, JITKERN_TRUSTED_KEYS=KEY)
-    with pytest.raises(JitkernError, match="vouches"):
+    with pytest.raises(JitkernError, match="is not trusted"):
         trust.keys_for(BUCKET, found)
 
 

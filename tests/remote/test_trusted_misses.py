@@ -52,7 +52,7 @@ def test_entries_of_another_key_are_refused_unread(
     assert "not signed by a trusted key" in line
 
 
-def test_a_remote_that_nothing_vouches_for_is_not_asked(
+def test_a_remote_that_is_not_trusted_is_not_asked(
     filled, compiler, variant, target, source, caplog
 ):
     with Server(static(filled[0])) as server, config.using(remote=server.url):
@@ -87,12 +87,12 @@ def test_the_environment_cannot_trust_a_remote(tmp_path):
         ("https://example.com/x", True), ("file:///x", True), ("s3://bucket/x", True),
     ],
 )  # fmt: skip
-def test_plain_http_is_vouched_for_on_this_machine_alone(url, taken):
+def test_plain_http_is_trusted_on_this_machine_alone(url, taken):
     settings = Config(remote=url, trusted_remotes=url)
     if taken:
         assert trust.keys_for(url, settings) == ()
     else:
-        with pytest.raises(SettingError, match="Use https, or sign"):
+        with pytest.raises(SettingError, match="Use https, or add the signer"):
             trust.keys_for(url, settings)
 
 

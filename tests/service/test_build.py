@@ -257,7 +257,10 @@ def test_a_full_queue_is_429(gated, monkeypatch):
     assert [client.build(call).status for call in calls[1:]] == [202, 202, 429, 429]
     assert client.build(calls[1]).status == 202  # whoever asks for the same waits with the others
     answer = client.build(calls[4])
-    assert (answer.headers["Retry-After"], answer.json["reason"]) == ("5", "2 builds wait already")
+    assert (answer.headers["Retry-After"], answer.json["reason"]) == (
+        "5",
+        "2 builds are queued already",
+    )
     (server.catalog.folder / "open").touch()
     monkeypatch.setattr(room.Server, "patience", 600.0)
     assert {client.build(call).status for call in calls[:3]} == {200}

@@ -61,7 +61,7 @@ def test_a_machine_without_a_toolchain_computes_with_bundles(tmp_path):
         done = jitkern("-c", MACHINE_WITHOUT_TOOLS, url, cwd=tmp_path, **other)
         assert done.returncode == 0, done.stderr
         code, err = end(process, signal.SIGTERM)
-        assert (code, "SIGTERM: ended after its builds" in err) == (0, True)
+        assert (code, "SIGTERM: stopped after its builds" in err) == (0, True)
     done = jitkern("-m", "jitkern", "cache", "unpack", "answer.tar", cwd=tmp_path, **other)
     assert done.returncode == 0, done.stderr
     done = jitkern("-c", THEN, cwd=tmp_path, **other)
@@ -148,7 +148,7 @@ def test_it_serves_what_prewarm_built_and_warns_of_what_it_lacks(tmp_path, cli):
         assert client.build(VEC_ADD.replace("vec_add", "softmax")).status == 404
         code, err = end(process, signal.SIGINT)
     assert (code, err.count("entries are not signed")) == (0, 1)
-    assert err.count("--token-file FILE asks for a token") == 1
+    assert err.count("--token-file FILE requires a token") == 1
 
 
 @pytest.mark.long

@@ -251,7 +251,7 @@ def test_a_text_is_written_again_if_its_file_is_gone():
 
 @pytest.mark.parametrize("wrong", [b"bytes", 5, None])
 def test_a_text_that_is_no_string_is_refused(wrong):
-    with pytest.raises(DeclarationError, match="is no string"):
+    with pytest.raises(DeclarationError, match="is not a string"):
         Cpp(text=wrong)
 
 

@@ -28,7 +28,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     prune.add_argument(
         "--stale",
         action="store_true",
-        help="evict entries that this Torch, CUDA, GPU and these package versions cannot use",
+        help="evict entries for another Torch, CUDA, GPU or package version",
     )
     clear = commands.add_parser("clear", help="remove entries (default: all)", parents=[shared])
     add_filters(clear)

@@ -115,7 +115,7 @@ def run_verify(args: argparse.Namespace) -> int:
             print(f"{row.path}: {row.problem}")
         print(
             f"{counted(len(rows), 'entry')}, {len(damaged)} damaged"
-            + "; what is damaged is rebuilt at its next use" * bool(damaged),
+            + "; damaged entries are rebuilt at next use" * bool(damaged),
             file=sys.stderr,
         )
     return 1 if damaged else 0

@@ -40,14 +40,14 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         metavar="N",
         help="builds at once (default: from cores and free memory; with --engine, 1 in each part)",
     )
-    parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a failed build")
     parser.add_argument(
         "--shard",
         type=_shard,
         default=(1, 1),
         metavar="I/N|auto",
-        help="build part I (from 1) of N alone; `auto`: as Slurm, torchrun and others number the "
-        "processes",
+        help="build only part I of N, from 1; `auto`: from the variables of Slurm, torchrun and "
+        "others",
     )
     parser.add_argument(
         "--engine",
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="ARGS",
-        help="build for this call alone: `f16[64, 1000], 2.0`, or `OP(ARGS)` for one op of several",
+        help="build for this call only: `f16[64, 1000], 2.0`, or `OP(ARGS)` for one op of several",
     )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
     parser.add_argument(
@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )
     parser.add_argument(
         "--push", metavar="URL",
-        help="then push what was built or found to a remote",
+        help="afterwards, push what was built or found to a remote",
     )  # fmt: skip
     parser.add_argument(
         "--key", type=Path, metavar="FILE",
@@ -163,7 +163,7 @@ def _push(
     part_of = prewarming.shards.name_of(groups) if groups else ""
     entries = entries_of(results)
     if not entries:
-        say("nothing was built or found, so nothing is pushed", code=YELLOW)
+        say("nothing to push: nothing was built or found", code=YELLOW)
         return 0
     with telling(store):
         pushed = remote.publish.push(

@@ -17,7 +17,7 @@ from jitkern.remote.store import shown
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
     """Add the command `check`."""
     parser = commands.add_parser(
-        "check", help="whether a remote works, and what to do if not", description=__doc__,
+        "check", help="check that a remote works, and print a remedy if not", description=__doc__,
         parents=[shared],
     )  # fmt: skip
     parser.add_argument(
@@ -26,7 +26,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     parser.add_argument(
         "--write",
         action="store_true",
-        help="also write, to see whether the store honours conditions, as `push` needs it",
+        help="also check that the store supports conditional writes, which `push` needs",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

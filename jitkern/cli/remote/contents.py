@@ -24,12 +24,12 @@ _SHORT = 12  # digits of a bundle's name
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
     """Add the commands `ls` and `prune`."""
-    text = "list the bundles that the indexes name; of a web server, those of this machine alone"
+    text = "list the bundles in the indexes (of a web server, only those for this machine)"
     listing = commands.add_parser("ls", help=text, description=text, parents=[shared])
     listing.set_defaults(run=run_ls)
     text = (
-        "let each index name fewer pushes, and delete the bundles that no index names and that are "
-        "older than a day by the store's own clock"
+        "drop old pushes from the indexes, and delete unused bundles that are older than a day by "
+        "the store's clock"
     )
     prune = commands.add_parser("prune", help=text, description=text, parents=[shared])
     prune.set_defaults(run=run_prune)
@@ -39,11 +39,11 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         )
     prune.add_argument(
         "--keep", type=at_least_one, default=KEEP, metavar="N",
-        help=f"how many pushes of a package an index keeps naming (default: {KEEP})",
+        help=f"pushes of a package to keep in an index (default: {KEEP})",
     )  # fmt: skip
     prune.add_argument(
         "--signed-by", type=_key, metavar="KEY",
-        help="drop what this public key signed, as after its private key was lost",
+        help="drop what this public key signed, e.g. because the private key was lost",
     )  # fmt: skip
     prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     prune.add_argument("--yes", action="store_true", help="do not ask")

@@ -17,7 +17,7 @@ from jitkern.remote.publish import KEEP, Pushed
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
     """Add the commands `push` and `pull`."""
-    text = "sign entries, and put them on a remote: a bundle for each package and machine"
+    text = "sign entries and upload them, as one bundle for each package and machine"
     push = commands.add_parser("push", help=text, description=text, parents=[shared])
     add_filters(push)
     push.add_argument(
@@ -31,14 +31,14 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     signing.add_argument(
         "--unsigned",
         action="store_true",
-        help="push without a signature: only machines whose `trusted_remotes` name the URL read it",
+        help="push without a signature; machines need the URL in `trusted_remotes` to use it",
     )
     push.add_argument(
         "--keep", type=at_least_one, default=KEEP, metavar="N",
-        help=f"how many pushes of a package the index names (default: {KEEP})",
+        help=f"pushes of a package to keep in the index (default: {KEEP})",
     )  # fmt: skip
     push.set_defaults(run=run_push)
-    text = "add what a remote has for this machine to the cache, as an init container does"
+    text = "download the entries for this machine into the cache, e.g. in an init container"
     pull = commands.add_parser("pull", help=text, description=text, parents=[shared])
     pull.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these packages")
     pull.add_argument(
@@ -100,7 +100,7 @@ def run_pull(args: argparse.Namespace) -> int:
     )
     nothing = not (done.new or done.present or done.failed)
     if nothing:
-        say(f"{store.url} has nothing for {', '.join(machines_of(args.target))}")
+        say(f"{store.url} has no entries for {', '.join(machines_of(args.target))}")
     if args.json:
         print_json(url=store.url, **done._asdict(), signed=bool(keys))
     return 1 if done.failed or nothing else 0

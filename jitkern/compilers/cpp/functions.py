@@ -44,7 +44,7 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
 
 
 def parameter_lists(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
-    """The template parameters of each declaration of the function; () where it is no template.
+    """The template parameters of each declaration of the function; () where it is not a template.
 
     The file comes before its headers. None if they do not declare it, for example because a macro
     or a header of the compiler does. Arguments with numbers for names need no declaration.

@@ -340,7 +340,7 @@ def _edits(shown: str, declaration: cpp_text.CppDeclaration, marks: set[str]) ->
 def _is_host_variable(head: str, words: set[str], whole: str) -> bool:
     if re.search(_HOST_TYPE, whole):
         return True
-    pointer = re.search(r"\*\s*(?!const\b)\w", head)  # `const char* x` is no constant
+    pointer = re.search(r"\*\s*(?!const\b)\w", head)  # `const char* x` is not a constant
     return not words & _KEPT or ("const" in words and not words & _TYPES and pointer is not None)
 
 

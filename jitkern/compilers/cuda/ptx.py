@@ -28,7 +28,7 @@ def probe(expression: str) -> str:
 
 
 def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
-    """(symbol, parameter codes) of the probed kernel in PTX `text`; symbol "" if it is no kernel.
+    """Return (symbol, parameter codes) of the probed kernel in a PTX text; symbol "" if none.
 
     A code is a dtype's short name, `*` and a short name for a pointer, `*` for a pointer to
     anything else, TENSOR_MAP for a CUtensorMap, that of a table (`dtypes.table_of`), or "" for a
@@ -97,7 +97,7 @@ def _code(parameter: str) -> str:
         element = _CODES.get(re.sub(r"\bconst\b", "", table[2]).strip(), "")
         return f"{'@' if table[1] == 'Table' else '&'}{element}:{table[3]}"
     base, templated = parameter, 1
-    while templated:  # `Pair<int*>` is no pointer
+    while templated:  # `Pair<int*>` is not a pointer
         base, templated = re.subn(r"<[^<>]*>", "", base)
     base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b", "", base)
     base, pointers = re.subn(r"\*|\(\*\) \[.*", "", base)

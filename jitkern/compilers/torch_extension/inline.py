@@ -97,7 +97,7 @@ class Inline(Extension):
     def named_roots(self) -> list[Include]:
         """The directories that arguments, flags or variables have `#include` search.
 
-        Directories of Torch and the toolkit have a version. A macro's value is no directory.
+        Directories of Torch and the toolkit have a version. A macro's value is not a directory.
         """
         declared = [root.path for root in self.include if os.path.isabs(root.path)]  # noqa: PTH117
         added = searched(words_of(self), config.SEARCHED)

@@ -105,7 +105,7 @@ def tables_of(
             made: Any = items
             return made.tables(lists, chunk, most, dense=dense)  # type: ignore[no-any-return]
     if running.facts is not None and any(map(len, lists)):
-        raise Unsupported("k.tables() of no list that is an argument of the op cannot be traced")
+        raise Unsupported("k.tables() of anything but an argument cannot be traced")
     check_alike([[tensor.numel() for tensor in items] for items in lists])
     tables = [
         tuple(Table([items[i] for i in part], capacity, chunk, dense=dense) for items in lists)

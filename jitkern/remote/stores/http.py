@@ -108,7 +108,7 @@ class HttpStore:
             if urlsplit(target)[:2] != (self._scheme, self._netloc) or verb != "GET":
                 raise Unavailable(f"it redirects to another place, {shown(target)!r:.120}")
             path = urlsplit(target).path
-        raise Unavailable("it redirects without end")
+        raise Unavailable("it has too many redirects")
 
     def _exchanged(
         self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int,
@@ -230,7 +230,7 @@ def _secret(url: str) -> str:
     safe = parts.scheme == "https" or is_loopback(url)
     if parts.username:
         if not safe:
-            raise SettingError(f"{shown(url)} would get its password in clear: use https")
+            raise SettingError(f"{shown(url)}: its password would be sent in clear: use https")
         return _basic(parts.username, parts.password)
     path = config.current().remote_token_file
     if path is None or not safe:
