@@ -83,10 +83,8 @@ class DeclaredOp:
         return self.declaration.place
 
     def sources_on(self, device: str) -> Sequence[Source]:
-        """Return the sources for a device type, the preferred kind first."""
+        """Return the sources for a device type, the preferred kind first. Raises SettingError."""
         declared = self.declaration.sources.get(device, ())
-        if len(declared) < 2:
-            return declared
         preferred = config.preferred()
         return sorted(declared, key=lambda source: source.kind != preferred)
 
