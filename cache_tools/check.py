@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ELSEWHERE = "point JITKERN_CACHE_DIR at a directory of your own"
+_ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
+_OF_A_COMPILER = _ERROR.replace(": .*)", r": (?:\w+ )?error: .*)")  # rather than of a launch
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,13 @@ def human_age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def headline(text: str) -> tuple[str, str]:
+    """Return the line of an error that names a line of a file, first in it, and the other lines."""
+    first, _, more = text.strip().partition("\n")
+    found = re.match(_OF_A_COMPILER, first) or re.match(_ERROR, first)
+    if not found:
+        return first, more
+    rest = (more, found["before"].rstrip(": "))
+    return found["error"], "\n".join(part for part in rest if part)

@@ -13,9 +13,9 @@ import sys
 import textwrap
 
 from jitkern import devtools
-from jitkern.cache_tools.check import counted
+from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import GREEN, RED, YELLOW, columns, cut, headline, print_json, styled
+from jitkern.cli.output import GREEN, RED, YELLOW, columns, cut, print_json, styled
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:

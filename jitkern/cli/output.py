@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
-_ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
-_OF_A_COMPILER = _ERROR.replace(": .*)", r": (?:\w+ )?error: .*)")  # rather than of a launch
 _NARROWEST = 6
 _AROUND = 4  # lines of a terminal that a header, a total and two prompts take
 T = TypeVar("T")
@@ -95,16 +92,6 @@ def agreed(what: str) -> int:
 def say(message: str, *, code: str = RED) -> None:
     """Print an error or a warning to stderr."""
     print(f"{styled('jitkern:', code, sys.stderr)} {message}", file=sys.stderr, flush=True)
-
-
-def headline(text: str) -> tuple[str, str]:
-    """Return the line of an error that names a line of a file, first in it, and the other lines."""
-    first, _, more = text.strip().partition("\n")
-    found = re.match(_OF_A_COMPILER, first) or re.match(_ERROR, first)
-    if not found:
-        return first, more
-    rest = (more, found["before"].rstrip(": "))
-    return found["error"], "\n".join(part for part in rest if part)
 
 
 def columns(stream: TextIO) -> int:

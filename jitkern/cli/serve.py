@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jitkern import config, jit, service
-from jitkern.cache_tools import signing
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import YELLOW, print_json, say
@@ -65,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
     if broken:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
     token = _token(args.token_file)
-    if args.key:
-        signing.public_key_of(args.key)  # fails now, and not after a build
     push = _pusher(args.push, ops, args.key) if args.push else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
     publisher = service.publisher.Publisher(push) if push else None

@@ -1,7 +1,7 @@
 """The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
 
-`server` and `handler` speak HTTP, `catalog` answers from the cache, and `build_queue` has
-workers `build` what `request` asks for.
+`server` and `handler` speak HTTP, `catalog` answers from the cache, `page` is for people, and
+`build_queue` has workers `build` what `request` asks for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         catalog as catalog,
         handler as handler,
         metrics as metrics,
+        page as page,
         publisher as publisher,
         request as request,
         server as server,

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 
 from jitkern import config
 from jitkern._fork import after_fork
+from jitkern.named_tuple import NamedTuple
 from jitkern.prewarming.workers import PATIENCE, Died, Worker
 from jitkern.service.build import Outcome
 from jitkern.service.request import Asked
@@ -34,6 +35,14 @@ class Draining(Exception):
     """The service is shutting down, and starts no more builds."""
 
 
+class Submission(NamedTuple):
+    """A build that runs or waits, or has ended. since: by the monotonic clock."""
+
+    asked: Asked
+    future: Future[Outcome]
+    since: float
+
+
 class BuildQueue:
     """The builds that run and wait, and the outcomes of the last minute.
 
@@ -48,7 +57,7 @@ class BuildQueue:
         self.longest = config.current().lock_timeout  # after which others would not wait either
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self.builds: dict[str, Future[Outcome]] = {}
+        self.builds: dict[str, Submission] = {}
         self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
         self._draining = False
         self.workers = [Worker(perform, "jitkern serve", begun=_close_sockets) for _ in range(jobs)]
@@ -76,14 +85,21 @@ class BuildQueue:
                     raise Draining
                 if self.waiting >= self._most:
                     raise Full
-                self.builds[asked.id] = self._threads.submit(self._perform, asked)
-            return self.builds[asked.id]
+                future = self._threads.submit(self._perform, asked)
+                self.builds[asked.id] = Submission(asked, future, time.monotonic())
+            return self.builds[asked.id].future
 
     def find(self, id_: str) -> Future[Outcome] | None:
         """Return a build by the id of its request, or None if it ended long ago, or never began."""
         with self._lock:
             self._forget_old()
-            return self.builds.get(id_)
+            found = self.builds.get(id_)
+            return found and found.future
+
+    def pending(self) -> list[Submission]:
+        """Return the builds that run and wait, the oldest first."""
+        with self._lock:
+            return [build for build in self.builds.values() if not build.future.done()]
 
     def forget(self, id_: str) -> None:
         """Forget an outcome, so that who asks for the same has it built again."""

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -20,6 +21,7 @@ from jitkern._fork import after_fork
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.bundle import fitting
+from jitkern.cache_tools.listing import EntryFilter, rows
 from jitkern.errors import JitkernError, TargetError
 from jitkern.files.trust import Layer
 from jitkern.remote.bundles import grouped, packed
@@ -67,7 +69,10 @@ class Catalog:
         self._key = key
         self.known: dict[str, _Known] = {}
         self._packing = threading.Lock()
-        after_fork(self._packing)
+        self._held: list[tuple[str, str, int, int]] = []
+        self._held_due = 0.0  # when to list again, by the monotonic clock
+        self._listing = threading.Lock()
+        after_fork(self._packing, self._listing)
 
     def index(self, machine: str) -> bytes | None:
         """Return the index of a machine, or None for an invalid name of a machine."""
@@ -98,6 +103,21 @@ class Catalog:
             return None
         os.utime(opened.fileno())  # by which the least recently used is known
         return opened
+
+    def held(self) -> list[tuple[str, str, int, int]]:
+        """Return op, target, number of entries, and their bytes, as they were a short time ago."""
+        with self._listing:
+            started = time.monotonic()
+            if started >= self._held_due:
+                found = rows(self._cache, EntryFilter(op=tuple(self._ops)), verify="none")
+                counts = Counter((row.op, row.target) for row in found)
+                sizes: Counter[tuple[str, str]] = Counter()
+                for row in found:
+                    sizes[row.op, row.target] += row.bytes
+                self._held = [(*of, counts[of], sizes[of]) for of in sorted(counts)]
+                now = time.monotonic()
+                self._held_due = now + max(REST, COSTS * (now - started))
+            return self._held
 
     def sweep(self) -> None:
         """Bound the bytes of the bundles that no index names, unless an index is made just now."""

@@ -1,7 +1,7 @@
 """A connection of a client: its requests, and their answers.
 
 GET, HEAD  /jitkern.json   /v1/<machine>/index.json   /v1/<machine>/<SHA-256>.tar[.zst]
-GET, HEAD  /v1/build/<id>   /metrics   /healthz
+GET, HEAD  /v1/build/<id>   /metrics   /healthz   / (for people)
 POST       /v1/build
 
 Requests are read with a deadline, and answers written with another. Names are parsed strictly;
@@ -10,6 +10,8 @@ nothing of a URL becomes a path.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -26,7 +28,7 @@ from urllib.parse import unquote
 from jitkern._version import __version__
 from jitkern.errors import TargetError
 from jitkern.remote import layout
-from jitkern.service import request
+from jitkern.service import page, request
 from jitkern.service.build import Outcome
 from jitkern.service.build_queue import Draining, Full
 from jitkern.service.metrics import REMEDY
@@ -38,6 +40,7 @@ SLOWEST = 50_000  # bytes in a second: a client that takes an answer more slowly
 _CHUNK = 1 << 18
 _MOST_DROPPED = 8 << 20  # bytes of a body that is too large
 _ROUTES = (
+    ("page", re.compile("/")),
     ("root", re.compile("/" + re.escape(layout.ROOT))),
     ("health", re.compile("/healthz")),
     ("metrics", re.compile("/metrics")),
@@ -49,6 +52,7 @@ _BUILD = f"/{layout.BUILD}"
 _NAMED = 8  # files, and digests, in the text of an answer
 _LATER = {"Retry-After": "5"}
 _OF_CACHE = ("index", "bundle")  # routes
+_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
 class _Deadline(io.RawIOBase):
@@ -119,12 +123,21 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def is_allowed(self) -> bool:
-        """Return whether the request has the token; answer it if not."""
+        """Return whether the request has the token; answer it if not.
+
+        Browsers ask for a user and a password: the page takes the token as the password.
+        """
         token = self.server.token
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not token or hmac.compare_digest(given, b"Bearer " + token):
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        wanted, shown = "Bearer", given.encode("utf-8", "replace")
+        if self.route == "page" and scheme != "Bearer":
+            wanted, shown = "Basic", b""
+            with contextlib.suppress(ValueError):
+                shown = base64.b64decode(given).partition(b":")[2]
+        if not token or (scheme == wanted and hmac.compare_digest(shown, token)):
             return True
-        self.refuse(401, "a token is required", **{"WWW-Authenticate": "Bearer"})
+        challenge = wanted + ' realm="jitkern, the password is the token"' * (wanted == "Basic")
+        self.refuse(401, "a token is required", **{"WWW-Authenticate": challenge})
         return False
 
     def body(self) -> bytes | None:
@@ -323,6 +336,12 @@ class Handler(BaseHTTPRequestHandler):
         """Return the seconds to wait for a build: fewer if the client wants so (RFC 7240)."""
         wanted = re.search(r"\bwait=([0-9]{1,4})\b", self.headers.get("Prefer", ""))
         return min(self.server.patience, int(wanted[1])) if wanted else self.server.patience
+
+    def _page(self) -> None:
+        host = self.headers.get("Host", "")
+        scheme = "https" if self.headers.get("X-Forwarded-Proto") == "https" else "http"
+        url = f"{scheme}://{host}" if _HOST.fullmatch(host) else self.server.url
+        self.answer(200, page.page(self.server, url), "text/html; charset=utf-8", **page.HEADERS)
 
     def _root(self) -> None:
         self.answer(200, layout.ROOT_CONTENT, "application/json")

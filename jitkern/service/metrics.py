@@ -10,6 +10,8 @@ from jitkern.service.build import Outcome
 REMEDY = 'pip install "jitkern[serve]"'
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 180, 600)
 _NONE: Any = None
+_KERNELS = ("bundle", "build", "outcome")  # routes
+_ANSWERED = ("200", "304", "409", "422")
 
 
 class Metrics:
@@ -63,6 +65,23 @@ class Metrics:
             self._builds.labels(str(outcome.status)).inc()
             self._entries.inc(outcome.built)
             self._seconds.observe(seconds)
+
+    def served(self) -> tuple[int, int] | None:
+        """Return how many requests for kernels were answered, and how many builds that took.
+
+        None without prometheus-client.
+        """
+        if not self._registry:
+            return None
+        counters = (self._requests, self._builds)
+        samples = [s for counter in counters for found in counter.collect() for s in found.samples]
+        totals = [s for s in samples if s.name.endswith("_total")]
+        answered = [
+            s for s in totals
+            if s.labels.get("route") in _KERNELS and s.labels["status"] in _ANSWERED
+        ]  # fmt: skip
+        built = [s for s in totals if "route" not in s.labels]
+        return int(sum(s.value for s in answered)), int(sum(s.value for s in built))
 
     def text(self) -> bytes | None:
         """Return all figures, or None without prometheus-client."""

@@ -22,7 +22,9 @@ from typing import Any
 
 from jitkern import config, jit
 from jitkern._fork import after_fork
+from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import OF_ALL_OPS
+from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.service.build import CallBuilder, Outcome
 from jitkern.service.build_queue import BuildQueue
@@ -37,10 +39,19 @@ MOST_CONNECTIONS = 512
 PATIENCE = 25.0  # seconds for which a client is kept waiting: load balancers cut at 60
 GRACE = 25.0  # seconds for builds to end: Kubernetes kills after 30
 LAST = 5.0  # seconds for the answers after that
+MOST_FAILURES = 10
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
 )
+
+
+class Failure(NamedTuple):
+    """A build that failed. at: when, by the monotonic clock."""
+
+    asked: Asked
+    reason: str
+    at: float
 
 
 class Server(ThreadingHTTPServer):
@@ -50,8 +61,8 @@ class Server(ThreadingHTTPServer):
     each connection, see `handler`. jobs: builds at once. key: the private key that signs entries.
     record: the file that calls are appended to. token: what clients must show, or b"". tell: takes
     a line for each request. built: called with the machines of new entries after each build.
-    Raises OSError for an address that cannot be bound, SettingError, and CacheError for an
-    unusable cache.
+    Raises OSError for an address that cannot be bound, SettingError, CacheError for an unusable
+    cache, and JitkernError for a key that cannot sign.
     """
 
     daemon_threads = True
@@ -77,6 +88,8 @@ class Server(ThreadingHTTPServer):
         self.token = token
         self.tell = tell
         self.draining = False
+        self.signer = signing.public_key_of(key) if key else ""
+        self._failures: dict[str, Failure] = {}  # by the ids of requests; the oldest first
         self._built = built
         self.connections: set[socket.socket] = set()
         self._answering: set[socket.socket] = set()  # those among them with a request
@@ -112,6 +125,12 @@ class Server(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         text = host.decode() if isinstance(host, bytes | bytearray) else str(host)
         return f"http://{f'[{text}]' if ':' in text else text}:{port}"
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The builds that failed last, the newest first."""
+        with self._lock:
+            return [*self._failures.values()][::-1]
 
     def server_bind(self) -> None:
         """Bind the address, without the look-up of a host name that http.server does."""
@@ -176,6 +195,12 @@ class Server(ThreadingHTTPServer):
     def _note(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
         """Count a build, make room for its bundle, write its call down, and publish it."""
         self.metrics.built(outcome, seconds)
+        with self._lock:
+            self._failures.pop(asked.id, None)
+            if outcome.failed or outcome.status != 200:
+                self._failures[asked.id] = Failure(asked, outcome.reason, time.monotonic())
+                if len(self._failures) > MOST_FAILURES:
+                    del self._failures[next(iter(self._failures))]
         if outcome.bundle:
             self.catalog.sweep()
         if self._record:

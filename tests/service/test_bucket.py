@@ -167,8 +167,6 @@ def test_all_that_is_handed_out_is_signed(serve, tmp_path):
 
 
 NO_NAMES = [
-    "/",
-    "//",
     "/v1",
     "/v1/",
     "/v1/index.json",

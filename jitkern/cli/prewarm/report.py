@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from jitkern import prewarming
-from jitkern.cache_tools.check import counted
+from jitkern.cache_tools.check import counted, headline
 from jitkern.cache_tools.listing import OF_ALL_OPS
-from jitkern.cli.output import RED, YELLOW, Progress, headline, print_table, say, styled
+from jitkern.cli.output import RED, YELLOW, Progress, print_table, say, styled
 from jitkern.errors import TargetError
 from jitkern.target import Target
 
