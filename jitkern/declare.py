@@ -39,6 +39,7 @@ __all__ = [
 ENTRY_POINTS = "jitkern.kernels"
 _KEYWORDS = ("cuda", "cpu", "fusible", "nondifferentiable", "prewarm")
 _BODIES = ("<module>", "<cell line")  # names of code that is no function
+_OF_TORCH = ("aten", "prim", "prims", "inductor", "higher_order")
 MAX_NAME = 100  # files of the cache are named after ops
 
 
@@ -90,9 +91,20 @@ def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
         raise DeclarationError(
             f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
-    if "::" not in name and not f"{module}.".startswith("jitkern."):
-        package = module.partition(".")[0].strip("_")
-        example = package if package.isidentifier() and package != "main" else "mylib"
+    package = module.partition(".")[0].strip("_")
+    example = package if package.isidentifier() and package != "main" else "mylib"
+    namespace, _, bare = name.strip().rpartition("::")
+    if not bare.split(".")[0].isidentifier() or (namespace and not namespace.isidentifier()):
+        raise DeclarationError(
+            f"`{schema}` is no schema of an op: write one like "
+            f"`{example}::name(Tensor x, float alpha) -> Tensor`"
+        )
+    if namespace in _OF_TORCH:
+        raise DeclarationError(
+            f"`{schema}`: the namespace `{namespace}` is PyTorch's own: write "
+            f"`{example}::{schema.partition('::')[2]}`"
+        )
+    if not namespace and not f"{module}.".startswith("jitkern."):
         raise DeclarationError(
             f"`{schema}` has no namespace, and only the ops of jitkern itself go without: write "
             f"`{example}::{schema}`"

@@ -26,7 +26,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1325,
+    "beside": 1337,
     "files": 447,
     "config": 997,
     "cache": 1913,

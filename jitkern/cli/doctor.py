@@ -31,7 +31,7 @@ from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
 from jitkern.config.settings import SYSTEM_FILE, user_file
-from jitkern.errors import JitkernError, SettingError, nearest
+from jitkern.errors import JitkernError, SettingError
 from jitkern.target import short_version
 
 TESTED = (  # pairs of Python and Torch: see `make test-matrix`
@@ -327,19 +327,15 @@ def _text(name: str, value: object) -> str:
 def _variables() -> list[Check]:
     """Return a failed check for each environment variable that looks like a setting."""
     settings = config.current()
-    variables = {setting.variable for setting in config.SETTINGS}
     checks = []
-    for name in sorted(settings.environment):
-        kind, _, key = name.partition("_")
-        if kind != "JITKERN" or name in variables:
-            continue
-        if key.lower() in vars(settings):
-            value = f"`{key.lower()}` counts only in a settings file, not in the environment"
+    for name, meant_one in config.unknown_variables(settings.environment):
+        key = name.removeprefix("JITKERN_").lower()
+        if key in vars(settings):
+            value = f"`{key}` counts only in a settings file, not in the environment"
             remedy = f"move it to {user_file(settings.environment)}"
         else:
-            near = nearest(key, (v.removeprefix("JITKERN_") for v in variables))
-            value = "is not a setting" + (near and f": did you mean JITKERN_{near}?")
-            remedy = f"unset {name}" + (near and f", and set JITKERN_{near}")
+            value = "is not a setting" + (meant_one and f": did you mean {meant_one}?")
+            remedy = f"unset {name}" + (meant_one and f", and set {meant_one}")
         checks.append(Check(name, ok=False, value=value, origin="environment", remedy=remedy))
     return checks
 

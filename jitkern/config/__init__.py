@@ -13,7 +13,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +33,7 @@ from jitkern.config.settings import (
     tools_in,
 )
 from jitkern.config.values import duration_of, size_of
-from jitkern.errors import SettingError, meant
+from jitkern.errors import SettingError, meant, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,6 +66,7 @@ __all__ = [
     "renew",
     "size_of",
     "trim",
+    "unknown_variables",
     "using",
 ]  # fmt: skip
 
@@ -90,7 +91,21 @@ def _process_settings() -> Config:
     if _current is None:
         _current = Config.from_env()
         _configure_log(_current.log)
+        for name, meant_one in unknown_variables(_current.environment):
+            if meant_one:
+                says = "%s is not a setting and has no effect: did you mean %s?"
+                logging.getLogger("jitkern").warning(says, name, meant_one)
     return _current
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable that looks like a setting and is none, and the one it is most like."""
+    known = {setting.variable for setting in SETTINGS}
+    for name in sorted(environment):
+        head, _, key = name.partition("_")
+        if head == "JITKERN" and name not in known and not key.startswith("RUN"):  # `jitkern run`
+            near = nearest(key, (variable.removeprefix("JITKERN_") for variable in known))
+            yield name, near and f"JITKERN_{near}"
 
 
 def renew(also: Sequence[str] = ()) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jitkern import calls, config, launch, trace
-from jitkern.calls.signature import Signature
+from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, defined_at, error_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import ITSELF, SOURCES, Source
@@ -129,7 +129,14 @@ class DeclaredOp:
         """
         reference = self.declaration.reference
         if reference is None:
-            raise DeclarationError(f"{self.name} has no reference")
+            odd = [
+                t for t in tensors_in((*args, *kwargs.values()))
+                if t.layout != torch.strided or t.is_quantized
+            ]  # fmt: skip
+            told = "".join(
+                f", and no kernel takes {t.layout} tensors of {t.dtype}" for t in odd[:1]
+            )
+            raise DeclarationError(f"{self.name} has no reference{told}")
         args, kwargs = self.signature.complete(args, kwargs)
         self.signature.device_of(args, kwargs, meta_alone=True)
         with calls.autocast.off((*args, *kwargs.values())):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -17,7 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from jitkern import config, launch, op as op_room, trace
 from jitkern.calls.signature import Signature, tensors_in
-from jitkern.errors import DeclarationError, LaunchError, call_site, meant
+from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, meant
 from jitkern.op.autograd import Autograd
 from jitkern.op.backend import Backend, Batched, FallbackKernel
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
@@ -130,8 +132,10 @@ class Op(DeclaredOp, Generic[Result]):
         """Complete the declaration."""
         self.declaration = self.declaration._replace(**parts)
 
+    @config.hide_internal_frames
     def reference(self, function: Function) -> Function:
-        """Decorator: the op in plain Torch, its oracle and its fallback."""
+        """Decorator: the op in plain Torch, its oracle and fallback. Raises DeclarationError."""
+        self._check_parameters("reference", function, self._names)
         again = self.declaration.reference is not None
         self._declare(reference=function)
         if again:
@@ -144,6 +148,7 @@ class Op(DeclaredOp, Generic[Result]):
         self._check_kinds("launch", kinds)
 
         def keep(function: Function) -> Function:
+            self._check_parameters("launch function", function, ["k", *self._names])
             launchers = self.declaration.launchers
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
             kept: Function = function
@@ -200,8 +205,31 @@ class Op(DeclaredOp, Generic[Result]):
                 f"got {kinds}" + "".join(meant(repr(kind), map(repr, known)) for kind in wrong[:1])
             )
 
+    @property
+    def _names(self) -> list[str]:
+        return [argument.name for argument in self.signature.arguments]
+
+    def _check_parameters(self, what: str, function: Function, names: list[str]) -> None:
+        """Refuse a function that no call of the op fits. `names` are what it is called with."""
+        if not isinstance(function, types.FunctionType):
+            return
+        code = function.__code__
+        if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            return
+        most = code.co_argcount + code.co_kwonlyargcount
+        least = most - len(function.__defaults__ or ()) - len(function.__kwdefaults__ or ())
+        optional = sum(a.name in names and a.has_default_value() for a in self.signature.arguments)
+        if least > len(names) or most < len(names) - optional:
+            takes = ", ".join(code.co_varnames[:most])
+            raise DeclarationError(
+                f"{self.name}: {defined_at(function)}its {what} takes ({takes}), but is called "
+                f"with ({', '.join(names)})"
+            )
+
+    @config.hide_internal_frames
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
+        self._check_parameters("fake", function, self._names)
         again = self.declaration.fake is not None
         self._declare(fake=function)
         if again:
@@ -221,11 +249,13 @@ class Op(DeclaredOp, Generic[Result]):
         self.autograd.follow_gradient()
         return function
 
+    @config.hide_internal_frames
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
         """Decorator: `f(device)` yields argument tuples (or single tensors).
 
-        These samples are for tests, benches and prewarm.
+        These samples are for tests, benches and prewarm. Raises DeclarationError.
         """
+        self._check_parameters("samples function", function, ["device"])
         self._declare(samples=function)
         self._drawn = None
         return function

@@ -50,3 +50,10 @@ def test_stderr_is_looked_up_when_a_record_comes(run_python):
     )
     done = run_python(LOCKS.format(first="", settings="", last=last))
     assert (done.stdout, done.stderr) == ("jitkern: again\n\n", "jitkern: waiting for pid 12\n")
+
+
+def test_a_misspelt_variable_is_told_of_once(run_python):
+    code = "from jitkern import config\nconfig.current(), config.current()\n"
+    done = run_python(code, JITKERN_COMPLE="never", JITKERN_OF_SOMEBODY_ELSE="1")
+    says = "jitkern: JITKERN_COMPLE is not a setting and has no effect: did you mean "
+    assert done.stderr == f"{says}JITKERN_COMPILE?\n"

@@ -197,7 +197,7 @@ def test_types_that_differ_are_converted_by_python(declare):
 def test_an_op_that_cannot_be_the_gradient_is_refused(declare, schema, says):
     forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
     with pytest.raises(DeclarationError, match=says):
-        forward.backward(declare(schema, lambda k, grad: grad))
+        forward.backward(declare(schema, lambda k, *grads: grads))
 
 
 def test_the_keys_of_compiled_graphs_name_the_gradient(declare):

@@ -105,12 +105,21 @@ def test_the_authors_check_reaches_the_user(declare):
         ("{name}(Tensor(a!) x) -> Tensor(a!)", "refuses an op that returns an argument"),
         ("{name}(Tensor x, Scalar s) -> Tensor", "Scalar arguments are not supported"),
         ("{name}(Tensor x -> Tensor", "is not a Torch schema: expected \\)"),
+        ("co:bad(Tensor x) -> Tensor", "is no schema of an op: write one like `"),
+        ("", "is no schema of an op: write one like `"),
         ("{name}(Tenser x) -> Tensor", r"is not a Torch schema: unknown type(.*\n)+ +~+ <--- HERE"),
     ],
 )
 def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
     with pytest.raises(DeclarationError, match=says):
         declare(schema)
+
+
+def test_a_namespace_of_torch_is_refused():
+    with pytest.raises(
+        DeclarationError, match="`aten` is PyTorch's own: write `test_register::add"
+    ):
+        kernel("aten::add(Tensor x) -> Tensor")
 
 
 def test_declaring_twice_is_refused(declare):
@@ -149,6 +158,42 @@ def test_an_extension_must_not_take_the_ops_own_name():
     name = f"jitkern_test::ext{next(_number)}"
     with pytest.raises(DeclarationError, match="must register its function under another name"):
         kernel(f"{name}(Tensor x) -> Tensor", cpu=Extension("x.cpp", function=name))
+
+
+@pytest.mark.parametrize(
+    ("decorator", "function", "says"),
+    [
+        (lambda op: op.launch("cpu"), lambda k, x: x, r"launch function takes \(k, x\), but is ca"),
+        (lambda op: op.launch("cpu"), lambda k, x, a, b, c: x, r"is called with \(k, x, a, b\)"),
+        (
+            lambda op: op.reference,
+            lambda y: y,
+            r"test_register.py:\d+: its reference takes \(y\), ",
+        ),
+        (lambda op: op.fake, lambda: 1, r"its fake takes \(\), but is called with \(x, a, b\)"),
+        (
+            lambda op: op.samples,
+            lambda: iter(()),
+            "its samples function takes .*called with .device.",
+        ),
+    ],
+)
+def test_a_function_that_no_call_fits_is_refused(decorator, function, says, declare):
+    op = declare("{name}(Tensor x, float a, int b=3) -> Tensor")
+    with pytest.raises(DeclarationError, match=says):
+        decorator(op)(function)
+
+
+def test_a_function_may_leave_out_what_has_a_default(declare):
+    op = declare("{name}(Tensor x, float a, int b=3) -> Tensor")
+    for function in (lambda x, a: x, lambda x, *rest: x, lambda x, a, b=1, c=2: x):
+        assert op.reference(function) is function
+
+
+def test_a_layout_that_no_kernel_takes_is_named(declare):
+    op = kernel(f"jitkern_test::dense{next(_number)}(Tensor x) -> Tensor")
+    with pytest.raises(DeclarationError, match=r"no kernel takes torch\.sparse_coo tensors of tor"):
+        op(torch.ones(3).to_sparse())
 
 
 def test_launch_takes_known_kinds(declare):

@@ -122,7 +122,7 @@ def hint(variant: Variant, text: str, output: str) -> str:
         return overloads
     return (
         missing_function(variant, (f for f in functions if f.defined))
-        or _missing_half_header(text, output)
+        or _missing_half_header(variant, text, output)
         or _missing_argument(variant, output)
     )
 
@@ -141,9 +141,11 @@ def _missing_argument(variant: Variant, output: str) -> str:
     )
 
 
-def _missing_half_header(text: str, output: str) -> str:
-    """A hint for a 16-bit type without its header, or ""."""
+def _missing_half_header(variant: Variant, text: str, output: str) -> str:
+    """A hint for a 16-bit type without its header, or in C, which has none; or ""."""
     unknown = re.search(r"error: .*?\b(b?float16)\b(?!\.)", output)
+    if isinstance(variant.source, Cpp) and variant.source.is_c and (unknown or "float16.h" in text):
+        return "C has no 16-bit floating-point types: name the file `.cpp`, and make it C++"
     if not unknown or "float16.h" in text:
         return ""
     return f'`{unknown[1]}` comes from a header of jitkern, for C++: #include "float16.h"'
