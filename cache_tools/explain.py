@@ -29,7 +29,7 @@ _PREFIXES = {"source.versions.": "version of ", "environment.": "variable "}
 
 
 def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
-    """Return the entry alike whose inputs differ least from `wanted`, and the differences.
+    """Return the similar entry whose inputs differ least from `wanted`, and the differences.
 
     An entry is alike if it is of the same op, device and kind of source, and if both are kernels,
     or both records of a kind. Returns None where there is no other.

@@ -170,7 +170,7 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: EntryFilter) -> list[Entry]:
-    """Return the whole entries that are wanted, and those of all ops that calls of them need.
+    """Return the chosen undamaged entries, and the entries of all ops that their calls need.
 
     An entry in several layers is returned once, from the layer that a lookup takes. Objects of
     units are of no use where nothing is compiled: they are returned if their kind is wanted.
@@ -201,7 +201,7 @@ def _filtered(
     sort: str = "",
     reverse: bool = False,
 ) -> Iterator[tuple[Row, Entry | ValueError]]:
-    """Yield the wanted entries with their rows; each entry is read only when its turn comes."""
+    """Yield the chosen entries with their rows; entries are read lazily."""
     now = time.time()
     places = [
         (layer, _use_of(path, now))
@@ -238,7 +238,7 @@ def _read(
 
 
 def _peek(path: Path) -> Entry | ValueError | None:
-    """Return an entry by its manifest alone, or its defect, or None if it was removed meanwhile."""
+    """Return an entry by its manifest only, or its defect, or None if it was removed meanwhile."""
     try:
         return Entry(path, Manifest.believed(trust.read(path, None, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:

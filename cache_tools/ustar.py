@@ -120,7 +120,7 @@ def write(stream: BinaryIO, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def deflating(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a stream whose data are written to `file` as one Zstandard frame."""
+    """Yield a stream that writes to `file` as one Zstandard frame."""
     with _zstd().ZstdFile(file, "w", level=LEVEL) as stream:
         yield stream
 

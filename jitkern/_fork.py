@@ -8,7 +8,7 @@ from typing import Any
 
 
 def after_fork(*renewed: Any, held: Any = None) -> None:
-    """Have locks made anew, and functions called, in each child that this process forks.
+    """Renew locks, and call functions, in each forked child of this process.
 
     A child has none of its parent's other threads, whose locks nobody would free. The objects that
     a process holds are listed in docs/architecture.md; this is the only way to renew them.

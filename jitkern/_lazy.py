@@ -68,7 +68,7 @@ class _Importing:
                 self._gate.notify_all()
 
     def acquire(self) -> None:
-        """Wait, but not for ever, until no other thread imports, and let none begin."""
+        """Block new imports, and wait up to FORK_WAITS seconds for running ones."""
         self._gate.acquire()
         self._gate.wait_for(lambda: self._depths.keys() <= {threading.get_ident()}, FORK_WAITS)
 

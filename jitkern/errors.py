@@ -119,7 +119,7 @@ class UntrustedCache(CacheError):
 
 
 def call_site(file: str = "") -> str:
-    """The innermost line of a file that is being run, as `kernel.py:12: `; "" if there is none.
+    """The innermost running line of a file, as `kernel.py:12: `, or "".
 
     file: by default, any that is not part of jitkern.
     """

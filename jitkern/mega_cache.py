@@ -1,4 +1,4 @@
-"""Torch's mega-cache with our entries, beside the artifacts of `torch.compile`.
+"""jitkern's entries in Torch's mega-cache, beside the artifacts of `torch.compile`.
 
 `torch.compiler.save_cache_artifacts()` includes the entries that this process found or built:
 kernels, launch records and the launch runtime. `load_cache_artifacts()` publishes these entries in
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Path(bytes):
-    """The path of an entry, which stands for the content until it is saved."""
+    """The path of an entry, in place of its content until that is saved."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, _: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of `_HOME`, whose import registers our kind; None for other modules."""
+        """Return the spec of `_HOME`, whose import registers our kind, or None for others."""
         if name != _HOME:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)

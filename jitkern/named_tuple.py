@@ -1,4 +1,4 @@
-"""A NamedTuple like that of `typing`, whose classes are made in a tenth of the time.
+"""A NamedTuple like that of `typing`; creating its classes takes a tenth of the time.
 
 An import of ops makes twenty such classes. For each class, `typing` compiles the text of its
 annotations and of a function, which takes 0.2 ms. Fields are read through objects of the same kind,

@@ -1,4 +1,4 @@
-"""The shipped ops; each is declared when it is first asked for, and compiles on its first call.
+"""The shipped ops; each is declared at its first use, and compiles on its first call.
 
 `jitkern.ops.softmax` is the op as a function, `torch.ops.jitkern.softmax` the same op in Torch.
 """

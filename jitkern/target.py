@@ -230,7 +230,7 @@ def gpus_for(flags: Iterable[str]) -> tuple[str, ...]:
 
 @functools.cache
 def processor() -> dict[str, str]:
-    """Return what the system says of the first processor of this machine, by name."""
+    """Return the system's fields for the first processor of this machine, by name."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             lines = itertools.takewhile(bytes.strip, file)

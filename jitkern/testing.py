@@ -47,7 +47,7 @@ def set_processor(patch: Patch, flags: str) -> None:
 
 
 def set_driver(patch: Patch, driver: ctypes.CDLL) -> None:
-    """Have a library take the place of CUDA's driver, which was asked nothing so far."""
+    """Replace CUDA's driver, which was not used so far, by a library."""
     patch.setattr(cuda_driver, "_driver", lambda: driver)
     asked = cuda_driver.device_attribute.__wrapped__
     patch.setattr(cuda_driver, "device_attribute", functools.cache(asked))
@@ -74,7 +74,7 @@ def forget_caches() -> None:
 
 
 def forget_remotes(patch: Patch) -> None:
-    """Have this process have asked no remote, as after its start."""
+    """Forget all remotes, as after the start of this process."""
     patch.setattr(fetch, "_remotes", {})
 
 

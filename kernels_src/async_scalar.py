@@ -1,4 +1,4 @@
-"""Values of tensors on their way from a device to the host, for which nobody need wait."""
+"""Asynchronous copies of tensors from a device to the host."""
 
 from __future__ import annotations
 

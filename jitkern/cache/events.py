@@ -37,7 +37,7 @@ followers: list[Callable[[Path], None]] = []
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call `callback` with an Event for every hit and compile; return a function that stops this.
+    """Call `callback` with an Event for every hit and compile; return a function to stop it.
 
     Exceptions of the callback are logged: a callback never makes a call fail.
     """

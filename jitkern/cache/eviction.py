@@ -39,7 +39,7 @@ class Use(NamedTuple):
 
     @property
     def is_object(self) -> bool:
-        """Whether the entry is the object of one unit, of which a library is linked."""
+        """Whether the entry is an object: the compiled form of one unit."""
         return self.path.name.startswith(f"{OBJECT}.")
 
     @classmethod
@@ -136,7 +136,7 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
 
 
 def _used_lately(path: Path) -> bool:
-    """Return whether an entry was used within the hour, or cannot be asked."""
+    """Return whether an entry was used within the hour, or its time cannot be read."""
     try:
         return 0 <= time.time() - (path / NAME).stat().st_mtime < HOUR
     except OSError:

@@ -85,7 +85,7 @@ def has_other_tag(root: Path) -> bool:
 
 
 def holds_only_a_cache(root: Path) -> bool:
-    """Return whether a root without a tag holds cache files alone, so that it may get one.
+    """Return whether a root without a tag holds only cache files, so that it may get a tag.
 
     Hidden files and `lost+found` do not count: file systems make them. Raises OSError.
     """
@@ -124,7 +124,7 @@ def names(directory: Path) -> list[str]:
 
 
 def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
-    """Return the sorted names of folders in a directory that are `wanted`, without links."""
+    """Return the sorted names of `wanted` folders in a directory, without links."""
     if not is_folder(directory):
         return []
     try:

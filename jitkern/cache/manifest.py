@@ -89,7 +89,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def believed(cls, data: bytes) -> Manifest:
-        """Return the manifest in `data` after a check of the types of its fields alone.
+        """Parse a manifest; only the types of its fields are checked.
 
         Listings of many entries use this short cut. Raises ValueError.
         """

@@ -1,4 +1,4 @@
-"""Records: small things that were found out once, each in the manifest of an entry of its own.
+"""Records: small facts that are computed once, each in the manifest of its own entry.
 
 A record says how calls of a class are served (`call`), which configuration is the fastest
 (`choice`), where the artifact of a drop-in's call lies (`shortcut`), or that an import of a Triton
@@ -77,7 +77,7 @@ class Reader:
         self._listed: dict[tuple[trust.Layer, str], dict[str, list[str]]] = {}
 
     def alternatives(self, *keys: Key) -> Iterator[Entry]:
-        """Yield the records that differ from one of these keys in `which` alone, each once.
+        """Yield the records that differ from one of these keys only in `which`, each once.
 
         keys: of one target.
         """
@@ -95,7 +95,7 @@ class Reader:
                     yield entry
 
     def changed(self) -> None:
-        """List folders anew: this process has published a record or removed one."""
+        """Drop cached listings: this process has published or removed a record."""
         self._listed.clear()
 
     def _names(self, layer: trust.Layer, target: str) -> dict[str, list[str]]:
@@ -120,7 +120,7 @@ class Reader:
         return None
 
     def used(self, entry: Entry) -> None:
-        """Note that a record serves: in the user root, where it lies there."""
+        """Mark a record as used, if it is in the user root."""
         events.use(entry.path)
         own = any(layer.own and layer.root == entry.root for layer in self._layers)
         with suppress(OSError):

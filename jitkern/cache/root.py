@@ -89,7 +89,7 @@ class Root:
         return True
 
     def purge(self, older_than: float = GRACE) -> None:
-        """Delete files that lie in the trash, or were moved away from `v1`, for so many seconds."""
+        """Delete files that were moved to the trash, or away from `v1`, so many seconds ago."""
         if not layout.is_tagged(self.root):
             return
         trash = self.root / VERSION / "trash"
@@ -103,7 +103,7 @@ class Root:
                 atomic.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
-        """Move an entry that would not load into quarantine, if it lies in the user root."""
+        """Quarantine an entry that failed to load, if it is in the user root."""
         if entry.path.is_relative_to(self.root):
             self._quarantine(entry.path)
 

@@ -71,7 +71,7 @@ def new_root_in(directory: str | None) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the roots of this user in a folder that no process uses any more."""
+    """Delete this user's unused roots in a folder."""
     with contextlib.suppress(OSError, ImportError):
         for name in os.listdir(folder):
             if re.fullmatch(_PREFIX + r"\w{8}", name):

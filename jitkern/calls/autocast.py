@@ -1,4 +1,4 @@
-"""Autocast, below which kernels and references run, and which layers follow as Torch's own do."""
+"""Autocast: disabled for kernels and references, and followed by layers as in Torch."""
 
 from __future__ import annotations
 

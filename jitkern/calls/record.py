@@ -116,7 +116,7 @@ def note(
 
 
 def _lines_of(path: Path) -> set[str]:
-    """Return the lines of a file, without their ends; none of what is not a file."""
+    """Return the lines of a file, without their ends; none if it is not a file."""
     try:
         text = path.read_text(errors="replace") if path.is_file() else ""
     except OSError:

@@ -204,7 +204,7 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def class_of(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return the class of a call: what a trace takes for granted of the arguments, as texts.
+    """Return the class of a call: what a trace assumes about the arguments, as texts.
 
     Calls of a class differ in sizes and numbers alone. A list of tensors counts by its dtypes: the
     guards of a program tell all else.

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Stream(io.FileIO):
-    """A stream to print on, whose reader may go away: the command ends with its own exit code."""
+    """A stream to print on; if its reader goes away, the command keeps its exit code."""
 
     @classmethod
     def of(cls, stream: TextIO) -> TextIO:
@@ -80,7 +80,7 @@ class _Stream(io.FileIO):
         )
 
     def write(self, data: Any) -> int:
-        """Write what the reader wants, and then nowhere."""
+        """Write until the reader goes away, then discard."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -122,7 +122,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def parser(arguments: list[str]) -> Parser:
-    """Return the parser, which knows the options of the command that the arguments name."""
+    """Return the parser, with the options of the command that the arguments name."""
     shared = Parser(add_help=False)
     everywhere = shared.add_argument_group("options of every command")
     everywhere.add_argument(

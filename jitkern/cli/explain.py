@@ -206,7 +206,7 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Ex
 
 
 def _nearest(inputs: dict[str, Any], target: Target) -> str:
-    """Return, in words, which inputs differ from those of the nearest entry alike."""
+    """Return, in words, which inputs differ from those of the nearest similar entry."""
     nearest = cache_tools.nearest(opened(), inputs)
     if not nearest:
         return f"no similar entry is: {_remedy(inputs['op'], target)}"
@@ -218,7 +218,7 @@ def _remedy(op: str, target: Target) -> str:
 
 
 def found(text: str) -> list[tuple[Row, Entry]]:
-    """Return the entries that a text names. Raises UsageError if there is none."""
+    """Return the entries that a text names. Raises UsageError if it names none."""
     matches = cache_tools.find(opened(), text)
     if not matches:
         raise UsageError(f"no entry of {config.current().cache_dir} matches `{text}`")

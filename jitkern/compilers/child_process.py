@@ -87,7 +87,7 @@ class Child:
             _kill_session(self.process.pid)
 
     def _begin_watch(self, undo: contextlib.ExitStack) -> int:
-        """Make the pipe before the child: if that failed later, nobody could end the child."""
+        """Make the pipe before the child, because a later failure would leave the child running."""
         read_end, self._line = os.pipe()
         _lines.add(self._line)
         undo.callback(os.close, read_end)

@@ -73,7 +73,7 @@ def _number(text: str) -> int:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file of the system; "" where there is none."""
+    """Return the text of a file of the system, or "" if it does not exist."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -82,7 +82,7 @@ def text_of(path: str) -> str:
 
 @contextlib.contextmanager
 def places(wanted: int) -> Iterator[int]:
-    """Wait for a place, and hold up to `wanted` of those that are free; yields their number."""
+    """Wait for a free slot, and hold up to `wanted` of them; yields their number."""
     global _taken, _limit  # noqa: PLW0603
     with _freed:
         if not _taken:

@@ -127,7 +127,7 @@ def keep_binary(staging: Path, stem: str, binary: bytes, suffix: str = ".so") ->
 
 
 def bound_to_itself(library: bytes) -> bytes:
-    """Return a library whose references to symbols that it defines lead to its own definitions.
+    """Return a library that binds its references to its own definitions of symbols.
 
     The loader of the system would take the first definition in the process: of an inline variable
     or a static of a template (STB_GNU_UNIQUE) that of any library loaded before, and of each other

@@ -1,4 +1,4 @@
-"""Where the elements of a pointwise call lie: Torch's rules for shapes and strides.
+"""Layouts of a pointwise call: Torch's rules for shapes and strides.
 
 These functions run within launch functions, so a trace follows them: they ask for sizes and strides
 only, and a comparison is a guard. Dimensions are listed innermost first, unless said otherwise.
@@ -92,7 +92,7 @@ def _outer(shape: Sequence[Any], steps: Sequence[Sequence[Any]], a: int, b: int)
 
 
 def dense_steps(shape: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return strides, outermost first, of new memory whose dimensions lie in this order."""
+    """Return strides, outermost first, of new memory with this order of dimensions."""
     found: list[Any] = [0 for _ in shape]
     step: Any = 1
     for dim in order:

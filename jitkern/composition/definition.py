@@ -36,7 +36,7 @@ class FormulaParameter(NamedTuple):
 
 
 class Definition:
-    """The formula of each output, the parameters, and where the function stands.
+    """The formula of each output, the parameters, and the place of the function.
 
     eager: whether each operation rounds as PyTorch does. results: the names of the outputs, or "".
     likes: for each output the position of the argument that gives its dtype, or -1. least: how many
@@ -153,7 +153,7 @@ def unused(name: str, taken: set[str]) -> str:
 
 
 def in_ascii(name: str) -> str:
-    """Return a name that C++ and Torch take for a formula, a parameter or a result."""
+    """Return a name for a formula, a parameter or a result that C++ and Torch accept."""
     return name if name.isascii() else "formula"
 
 

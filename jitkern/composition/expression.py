@@ -38,7 +38,7 @@ def node(op: str, *args: Node, value: Any = None) -> Node:
 
 
 def plain(value: Any, *, operand: bool = False) -> Any:
-    """Return the Python number of a scalar of NumPy; other values as they are.
+    """Return the Python number of a scalar of NumPy; other values unchanged.
 
     operand: whether it is combined with tensors, for which Torch makes a bool of NumPy a float.
     """
@@ -76,7 +76,7 @@ def inputs_of(output: Node) -> list[int]:
 
 
 def of_tensors(one: Node) -> bool:
-    """Whether an expression depends on tensors, and not on numbers alone."""
+    """Whether an expression depends on tensors, not only on numbers."""
     return any(part.op == INPUT and part.value[1] == "tensor" for part in ordered([one]))
 
 

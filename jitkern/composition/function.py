@@ -47,7 +47,7 @@ class Pointwise(Definition):
 
     @property
     def op(self) -> Op:
-        """The registered op, which is declared when it is first asked for."""
+        """The registered op, declared at its first use."""
         if self._op is None:
             self._op = registration.op_of(self, self.gradient, self.cost)
         return self._op
@@ -65,7 +65,7 @@ class Pointwise(Definition):
         return (self._op or self.op)(*args)
 
     def _misplaced(self, args: Sequence[Any]) -> bool:
-        """Whether a number stands where the function has a tensor."""
+        """Whether a number is passed where the function has a tensor."""
         return any(i < len(args) and type(args[i]) in KINDS for i in self.tensors)
 
     def _traced(self, args: Sequence[Any]) -> Any:
@@ -147,7 +147,7 @@ class Pointwise(Definition):
         return bound(self.name, [p.named for p in self.parameters], args, named)
 
     def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
-        """Return the function whose parameters are numbers where these arguments are."""
+        """Specialise the function for arguments that are Python numbers."""
         given = [type(args[i]) if i < len(args) else None for i in self.tensors]
         kinds = tuple([KINDS.get(kind, "") for kind in given])
         if all(kinds):

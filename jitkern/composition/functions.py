@@ -13,7 +13,7 @@ from jitkern.composition.table import TABLE
 
 
 def _of_table(name: str, arity: int) -> Callable[..., Any]:
-    """Return the function of a row, which takes its operands alone."""
+    """Return the function of a row, which takes only its operands."""
 
     def function(*values: Any, **keywords: Any) -> Any:
         operands = [*values, *(v for k, v in keywords.items() if k in ("input", "other"))]

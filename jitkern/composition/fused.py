@@ -1,4 +1,4 @@
-"""A pointwise function before or after a kernel that somebody wrote: one kernel, and its gradient.
+"""A pointwise function before or after a hand-written kernel: one kernel, and its gradient.
 
 The kernel includes `epilogue.h`, which defines `EPILOGUE(value, row, column)`, and stores that of
 each result; alone, it is the value. For `op >> f`, a header of that name is generated, found before
@@ -106,7 +106,7 @@ class Fused:
 
     @property
     def op(self) -> Op:
-        """The registered op, declared when it is first asked for, and again after `base` was."""
+        """The registered op, declared at its first use, and again after `base` was."""
         if self._op and self._is_current(self._op):
             return self._op
         parts = [part and part.identity for part in (self.before, self.after)]
@@ -120,7 +120,7 @@ class Fused:
         return made_of[0] is base.declaration and made_of[1] is base.gradient
 
     def gradients(self) -> list[Pointwise]:
-        """Return the functions that the backward calls, beside the op itself and its backward."""
+        """Return the functions that the backward calls, except the op and its backward."""
         return [g for part in (self.before, self.after) if part for g in part.gradients()]
 
     def _check(self) -> None:
@@ -157,7 +157,7 @@ class Fused:
         return [*before, *own, *after]
 
     def _parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the arguments of the function before, those of the op, and of that after.
+        """Split arguments into those of the prologue, the op and the epilogue.
 
         Those that come from another part are missing.
         """
@@ -366,7 +366,7 @@ def joined(first: Any, then: Any, place: Place) -> Any:
 
 
 def operands(like: Any, values: Sequence[Any], program: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments of a kernel for a function's arguments beside the value.
+    """Return the kernel arguments for a function's arguments other than the value.
 
     program: of the function, see `promotion`; all it computes with is of the value's kind, and its
     result of the value's dtype, since a kernel has no other.

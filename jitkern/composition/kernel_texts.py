@@ -133,7 +133,7 @@ GRAIN = 32768  # elements from which a kernel for the CPU uses several threads, 
 
 
 def cuda_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
-    """Return the text of the kernels for CUDA. numbers: names and kinds of inputs that are none."""
+    """Return the text of the kernels for CUDA. numbers: names and kinds of scalar inputs."""
     parts = _parts(formula, numbers, "cuda")
     read, written = parts.pop("read"), formula.outputs
     every = [*written, *read]
@@ -165,7 +165,7 @@ def cuda_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
 
 
 def cpp_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
-    """Return the text of the kernels in C++. numbers: names and kinds of inputs that are none."""
+    """Return the text of the kernels in C++. numbers: names and kinds of scalar inputs."""
     parts = _parts(formula, numbers, "cpp")
     every = [*formula.outputs, *parts.pop("read")]
     flat = {name: f"{name}[i]" for name in every}

@@ -111,7 +111,7 @@ def launchers(
 
 
 def typing_of(function: Definition, own: Formula) -> tuple[Any, Any, Any, Any]:
-    """Return what `types_of` asks for: the program, the outputs, the types and the templates.
+    """Return the program, the outputs, the types and the templates for `types_of`.
 
     outputs: for each, its step of the program, the positions of the tensors that it depends on, and
     that of the argument that gives its dtype, or -1. types: template parameters, see
@@ -235,7 +235,7 @@ def arranged(
 
 
 def new(shape: Sequence[Any], order: Sequence[int], dtype: Any, device: Any) -> Any:
-    """Return new memory without gaps, whose dimensions lie in this order, innermost first."""
+    """Return new memory without gaps, with this order of dimensions, innermost first."""
     if list(order) == list(range(len(shape) - 1, -1, -1)):
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.empty_strided(shape, dense_steps(shape, order), dtype=dtype, device=device)
@@ -263,7 +263,7 @@ def width(
     sizes: Sequence[Any],
     flat: bool,  # noqa: FBT001
 ) -> int:
-    """Return how many elements a thread handles: vectors of 16 bytes where all lie so, else 1."""
+    """Return how many elements a thread handles: vectors of 16 bytes if all are aligned, else 1."""
     rows = [(tensor, own) for tensor, own in zip(every, steps) if own[0] != 0]
     bytes_each = [tensor.element_size() for tensor, _ in rows]
     elements: int = max(1, min(16 // min(bytes_each), 32 // max(bytes_each)))
@@ -280,7 +280,7 @@ def width(
 
 
 def inner_steps(steps: Sequence[Sequence[Any]]) -> int:
-    """Return a bit for each tensor whose rows lie side by side, or -1 if strides have gaps.
+    """Return a bit mask of tensors with unit inner stride, or -1 if a stride is not 0 or 1.
 
     It is -1 too for more tensors than a number has bits for.
     """

@@ -66,7 +66,7 @@ def evaluated(
 
 
 def _applied(name: str, operands: list[Any], wide: torch.dtype | None) -> Any:
-    """Return the result of an operation of the table; of numbers alone, mostly a number."""
+    """Return the result of an operation of the table; for numbers only, mostly a number."""
     first, tensors = operands[0], [o for o in operands if isinstance(o, torch.Tensor)]
     if not tensors and name in _OF_NUMBERS and (name != "div" or operands[1] != 0):
         return _OF_NUMBERS[name](*operands)
@@ -82,5 +82,5 @@ def _is_floating(value: Any) -> bool:
 
 
 def _own(result: Any, values: Sequence[Any]) -> Any:
-    """Return a result in memory of its own: that of an identity is its argument's."""
+    """Clone a result that aliases an argument."""
     return result.clone() if any(result is value for value in values) else result

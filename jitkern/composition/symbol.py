@@ -49,7 +49,7 @@ def named(names: Sequence[str]) -> Iterator[None]:
 
 
 def apply(name: str, *values: Any) -> Any:
-    """Return the symbol of an operation of the table; of numbers alone, a number."""
+    """Return the symbol of an operation of the table; for numbers only, a number."""
     nodes = [node_of(value) for value in values]
     numbers = [one.value for one in nodes if one.op == expression.CONST]
     if len(numbers) == len(nodes) and name in FOLDED:

@@ -49,7 +49,7 @@ class Primitive(NamedTuple):
     wraps: bool = False
 
     def deciding_of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Return those of the operands that decide on the dtype of the result."""
+        """Return the operands that determine the dtype of the result."""
         return tuple(operands[i] for i in self.deciding or range(self.arity))
 
     @property
@@ -60,14 +60,14 @@ class Primitive(NamedTuple):
 
 
 def _where(condition: Any, x: Any, y: Any) -> Any:
-    """Return torch.where, of a condition that may be known: that of two numbers is."""
+    """Return torch.where for a condition that may be constant, as one of two numbers is."""
     if isinstance(condition, bool):
         return x if condition else y
     return torch.where(condition, x, y)
 
 
 def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of Torch that takes tensors alone, for numbers too."""
+    """Return a function of Torch that takes only tensors, extended to numbers."""
 
     def call(*values: Any) -> Any:
         like = next(v for v in values if isinstance(v, torch.Tensor))

@@ -183,7 +183,7 @@ def preferred() -> str:
 
 
 def number_of(kind: str) -> int:
-    """Return the number of a preferred kind of source, by which C code knows it; "" has 0."""
+    """Return the number of a preferred kind of source, for C; "" has 0."""
     return _numbers.setdefault(kind, len(_numbers))
 
 
@@ -247,7 +247,7 @@ def _configure_log(level: str) -> None:
 
 
 def hide_internal_frames(function: F) -> F:
-    """Return `function`, whose errors show the frames of the user; see `trim`."""
+    """Wrap `function`, so that its errors show only the user's frames; see `trim`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Work beside the calls: in daemon threads, under the settings of who began it.
+"""Background work: in daemon threads, under the settings of the caller.
 
 The threads of a queue live while there is work. The interpreter waits for the queues before it
 ends, so that a short process leaves something for the next, but no longer than `PATIENCE`. A forked
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def start(name: str, work: Callable[[], object]) -> bool:
-    """Begin `work` in a thread of its own; returns False if there can be no more threads."""
+    """Start `work` in a new thread; returns False if no thread can be started."""
     run = contextvars.copy_context().run
     try:
         threading.Thread(target=run, args=(work,), name=name, daemon=True).start()

@@ -242,7 +242,7 @@ class Config:
 
     @property
     def remotes(self) -> tuple[str, ...]:
-        """The remotes that are asked: none under `offline`."""
+        """The remotes to ask: none under `offline`."""
         return () if self.offline else self.remote
 
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
@@ -318,5 +318,5 @@ def tools_in(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def cuda_arch_list() -> str:
-    """Return the present `TORCH_CUDA_ARCH_LIST`: programs set it late, as Torch reads it anew."""
+    """Return the current `TORCH_CUDA_ARCH_LIST`, which programs set late, as for Torch."""
     return os.environ.get("TORCH_CUDA_ARCH_LIST", "")

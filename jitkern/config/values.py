@@ -146,7 +146,7 @@ def switch(value: object) -> bool:
 
 
 def word(value: object) -> str:
-    """Check a name of a kind of source; `Config.check_kind` asks whether there is such a kind."""
+    """Check a name of a kind of source; `Config.check_kind` checks that it exists."""
     if not isinstance(value, str):
         raise ValueError("expected a kind of source")  # noqa: TRY004
     return value

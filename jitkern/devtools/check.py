@@ -145,7 +145,7 @@ def _within(worst: Worst, what: str, sample: Sequence[Any]) -> float:
 
 
 def _laid_out(op: Op, sample: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], Expected]]:
-    """Yield what lies in another way, the sample with that, and what the op must make of it."""
+    """Yield the other layout in words, the sample with it, and the expected result."""
     if sum(tensor.numel() for tensor in tensors_in(sample)) > _LONGEST:
         return
     changed = [name for _, name in op.signature.changed]
@@ -163,7 +163,7 @@ def _laid_out(op: Op, sample: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any,
 
 
 def _layouts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield copies of a tensor that lie in other ways; `expanded` repeats some of its values."""
+    """Yield copies of a tensor with other layouts; `expanded` repeats some of its values."""
 
     def placed(strides: Sequence[int], offset: int = 0) -> torch.Tensor:
         span = sum((size - 1) * step for size, step in zip(tensor.shape, strides)) + 1
@@ -252,7 +252,7 @@ def _results(op: Op, function: Callable[..., Any], sample: Sequence[Any]) -> lis
 
 
 def copied(sample: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
-    """Return the arguments with their tensors copied, those of floats to a dtype."""
+    """Return the arguments with copied tensors, floating-point ones converted to a dtype."""
 
     def copied(value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -119,7 +119,7 @@ def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
 
 
 def cost_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
-    """Return what `@op.cost` says of a call. Raises DeclarationError."""
+    """Return the result of `@op.cost` for a call. Raises DeclarationError."""
     declared = _op_of(op)
     function = declared.declaration.cost
     if function is None:

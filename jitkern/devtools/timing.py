@@ -50,7 +50,7 @@ def rotated(args: Sequence[Any], device: torch.device) -> list[tuple[Any, ...]]:
 def captured(
     calls: Sequence[Call], device: torch.device, *, stream: Any = None, pool: Any = None
 ) -> Sampler:
-    """Return a sampler of the kernels alone: it replays a CUDA graph of these calls.
+    """Return a sampler of kernel time only: it replays a CUDA graph of these calls.
 
     The calls have run before, and nothing is compiled in the background.
     stream: to capture; a backward pass runs on the stream of its forward pass.

@@ -46,7 +46,7 @@ class _Unlinked(LoadError):
 
 
 def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, verbose: bool) -> Any:
-    """Return the module or the path that a call of `load_inline` or `load` asks for.
+    """Return the module or the path for a call of `load_inline` or `load`.
 
     key: of the records of the call; build_directory: the folder for copies, or "".
     """

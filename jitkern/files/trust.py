@@ -1,4 +1,4 @@
-"""Check who could have written a directory that native code is loaded from.
+"""Check that only trusted users could have written a directory of native code.
 
 Checksums find accidents; ownership and signatures find other users. A process of the same user is
 out of scope. Files are opened relative to an open directory, without following links, and their
@@ -61,7 +61,7 @@ class Layer(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Return whether entries are used in place: nobody can change them after their check."""
+        """Return whether entries are used in place: nobody can change them after a check."""
         return self.owners is not None or not self.keys
 
 
@@ -295,7 +295,7 @@ def _is_installed(root: Path) -> bool:
 
 
 def _installation() -> list[Path]:
-    """Return this Python's package directories: whoever can write there runs code here anyway."""
+    """Return this Python's package directories: who can write there can run code anyway."""
     here = Path(__file__).parents[2]
     prefix = f"{sys.prefix}{os.sep}"
     places = [Path(p) for p in sys.path if p.startswith(prefix) and p.endswith("-packages")]

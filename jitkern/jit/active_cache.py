@@ -54,7 +54,7 @@ def use_temporary(why: CacheError) -> Cache:
 
 
 def _private(why: CacheError, settings: Config, *args: Any, **rules: Any) -> Cache:
-    """The cache in the private root, with a warning. Raises `why` where the settings want it."""
+    """Return the cache in the private root, with a warning. Raises `why` if the settings say so."""
     if settings.fallback == "raise":
         raise why
     private = Cache.private(*args, **rules)

@@ -49,7 +49,7 @@ def announced(what: str) -> Iterator[None]:
 
 
 def _tell(text: str) -> None:
-    """Write a line to the terminal; log it at INFO if there is none, or if the log shows INFO."""
+    """Write a line to the terminal; log it at INFO without a terminal, or if INFO is shown."""
     terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
     if terminal and _log.getEffectiveLevel() == logging.WARNING:
         with contextlib.suppress(OSError):  # the terminal is gone

@@ -1,4 +1,4 @@
-"""Several kernels that one call asks for, compiled at once."""
+"""Compile several kernels of one call in parallel."""
 
 from __future__ import annotations
 

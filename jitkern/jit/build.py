@@ -111,7 +111,7 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
 def _built(
     cache: Cache, request: Request, staging: Path, reason: str
 ) -> tuple[Built | None, Request]:
-    """The compiler's result, and the request with the files as they are after the compile.
+    """Return the compiler's result, and the request with the files read after the compile.
 
     The result is None if a file was edited meanwhile, though it be as before by now, or if another
     process deleted the staging directory as dead (when the clock jumps).
@@ -171,7 +171,7 @@ def _inputs(request: Request) -> dict[str, object]:
 
 
 def _is_repeatable(request: Request, e: CompileError) -> bool:
-    """Whether the compiler refused the text, all of which is in the key."""
+    """Whether the compiler refused the source text, which the key covers."""
     return compilers.result.refuses_text(e.log) and not any(
         included(path.read_bytes())[1] for path in request.closure.paths
     )

@@ -37,7 +37,7 @@ def served(spell: Callable[[], CallText]) -> Iterator[None]:
 
 
 def text() -> CallText | None:
-    """Return the call that is served in this context, or None if the call is not known."""
+    """Return the call that is served in this context, or None if it is unknown."""
     call = _served.get()
     if call and call.spell:
         with contextlib.suppress(TypeError):

@@ -1,4 +1,4 @@
-"""After a miss: ask the remotes, before anything is compiled."""
+"""On a cache miss: ask the remotes before anything is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOKED_AT = 9  # entries of the same op, whose builds tell how long another one
 
 
 def fetch(key: Key, op: str, usual: float) -> str:
-    """Adopt the entry of a key, and what else lies with it, from a remote.
+    """Adopt the entry of a key from a remote, with the rest of its bundle.
 
     usual: the seconds that such a compile usually takes. Returns "" if the entry is there now, else
     what the remotes said. Raises CacheError if no cache can be written.

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, variant: Variant, target: Target) -> Request:
-        """The request with the files as they are now, without any compiler.
+        """Return a request from the current files, without running a compiler.
 
         Raises DeclarationError for a file that does not exist.
         """
@@ -49,7 +49,7 @@ class Request(NamedTuple):
         return cls(variant, target, exact, compiler, closure, key)
 
     def again(self) -> Request:
-        """The same request, with the files as they are now."""
+        """Return the same request for the current files."""
         return Request.of(self.variant, self.target)
 
 

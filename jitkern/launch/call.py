@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A launch that a launch function asks for.
+    """A launch that a launch function requests.
 
     strides: what it has asked about those of its tensors; None: it may pass any.
     """
@@ -231,7 +231,7 @@ def _is_aligned(arg: Any) -> bool:
 def check_strides(
     where: str, source: Source, call: Call, refuses: Callable[[torch.Tensor], bool]
 ) -> None:
-    """Raise LaunchError if a launch has a tensor that lies as the launch function did not ask.
+    """Raise LaunchError for a non-contiguous tensor whose strides the function did not read.
 
     where: the op and its target. refuses: see `strides.Strides`.
     """

@@ -32,7 +32,7 @@ from jitkern.target import Target
 
 
 class _Kept(NamedTuple):
-    """A function that the text alone does not tell, and the reading that it is from, if any."""
+    """A function that its text alone does not determine, and the reading of it, if any."""
 
     source: Source
     function: TritonFunction
@@ -40,7 +40,7 @@ class _Kept(NamedTuple):
 
 
 def declared_in(op: str, source: Source, function: str) -> TritonFunction:
-    """Return what a launch needs to know of a function of a Triton source.
+    """Return what a launch needs of a function of a Triton source.
 
     It is read from the text. Where that does not tell the decorators, it is read from Triton's
     objects: of the module that this process has imported, else of one that is imported now, unless
@@ -68,7 +68,7 @@ def declared_in(op: str, source: Source, function: str) -> TritonFunction:
 
 
 def _beyond(source: Source, function: str, error: UntoldByText) -> _Kept:
-    """Return a function that its text alone does not tell."""
+    """Return a function that its text alone does not determine."""
     path = str(source.paths[0])
     if (live := source_room.triton_globals.live_function(source, function)) is not None:
         return _Kept(source, of_object(path, function, live, f"{error}; it has been imported"))

@@ -52,7 +52,7 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
-    """Return the geometry that keywords and Triton's metadata ask for. Raises LaunchError."""
+    """Return the geometry from keywords and Triton's metadata. Raises LaunchError."""
     meta = compiled.meta
     grid = _three_sizes(what, "grid", keywords.get("grid"))
     cluster = _three_sizes(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None

@@ -1,4 +1,4 @@
-"""The first argument `k` of a launch function: it asks for launches, memory and facts.
+"""The first argument `k` of a launch function, for launches, memory and device facts.
 
 `k.name[{"T": x.dtype}](y, x, n, grid=rows, block=256)` is one launch. The same function runs with a
 `k` that starts kernels (see `runner`), with one that launches nothing (the fake), and with one that
@@ -40,7 +40,7 @@ def first(
 
 
 class LeftToReference(Exception):
-    """Raised by a launch function whose kernel cannot do what the reference does in this call."""
+    """Raised by a launch function if only the reference can compute this call."""
 
 
 class Kernels:
@@ -123,7 +123,7 @@ class Kernels:
 
     @property
     def has_workspace(self) -> bool:
-        """Whether the launch function has asked for a workspace."""
+        """Whether the launch function has requested a workspace."""
         return bool(self._taken)
 
     def _asked(self) -> Device:

@@ -182,7 +182,7 @@ def _made(
 
 
 def _class_of(value: Any) -> str:
-    """Return what an argument has in common with the one that stands for it."""
+    """Return what an argument must share with its substitute."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {value.dtype} on {value.device}"
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Runners, which start what launch functions ask for, and the kernels of the cache for a trace."""
+"""Runners, which start the launches of launch functions, and the cached kernels of a trace."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class Runner:
         return self.loaded(Variant(self.op, self.source))
 
     def claim(self, variant: Variant) -> bool:
-        """Whether this caller is to build the variant in the background, as the first to ask.
+        """Whether this caller, as the first one, must build the variant in the background.
 
         A later caller may, too, after the first has given its claim back, and in a forked child.
         """
@@ -338,7 +338,7 @@ class CachedKernels:
 
 
 def _form(call: Call) -> tuple[Any, ...]:
-    """Return what tells the kernels of a source apart that are known by their text."""
+    """Return what distinguishes the kernels of a source that are identified by their text."""
     return call.function, tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0
 
 

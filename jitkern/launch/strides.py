@@ -1,4 +1,4 @@
-"""Strides that nobody asked about: a kernel gets the address of a tensor, not where elements lie.
+"""Check of strides: a kernel gets the address of a tensor, not its layout.
 
 A launch function that neither makes a tensor contiguous nor asks how the tensor lies takes for
 granted that it is contiguous. So a tensor that is not, of whose strides the launch function asked
@@ -18,7 +18,7 @@ ASKS = frozenset(("stride", "is_contiguous"))  # the methods of a tensor by whic
 
 
 class Strides:
-    """What a launch function asks about the strides of its tensors, in one call.
+    """The strides that a launch function has read, in one call.
 
     given: the tensors of the call. asks: returns whether the function asks about any strides.
     questions: those that are being noted, if any are.
@@ -47,7 +47,7 @@ class Strides:
 
 
 class _Questions(TorchFunctionMode):
-    """The questions about strides while a launch function runs: of which tensors they were.
+    """The tensors whose strides are read while a launch function runs.
 
     A view, and new memory that lies like a tensor, count as this tensor.
     """
@@ -58,7 +58,7 @@ class _Questions(TorchFunctionMode):
         self._asked: set[int] = set()  # ids of origins
 
     def lack(self, tensor: torch.Tensor) -> bool:
-        """Whether nobody asked how this tensor lies, which lies as the caller of the op chose."""
+        """Whether the layout of this tensor, which the op's caller chose, was never read."""
         _, origin = self._origins.get(id(tensor), (None, None))
         return origin is not None and id(origin) not in self._asked
 

@@ -1,4 +1,4 @@
-"""Symbols: the numbers a traced launch function computes with, which stand for any later call's.
+"""Symbols: the numbers of a traced launch function, which represent those of later calls.
 
 A `Symbol` is a register of the program that the trace makes, and its present value, the hint.
 Arithmetic makes another Symbol; a comparison returns a real bool at once and records this answer as

@@ -127,7 +127,7 @@ def _check_changeable(op: str, tensor: torch.Tensor) -> None:
 
 
 def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a tensor carries a tangent; in a compiled graph Python does not know the level."""
+    """Whether a tensor carries a tangent; in a compiled graph Python cannot see the level."""
     possible = (
         forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
@@ -185,7 +185,7 @@ def _grouped(flat: Iterable[Any], lengths: Iterable[int | None]) -> list[Any]:
 
 
 class _Differentiable:
-    """A call of an op that has a gradient. Autograd sees tensors alone, and none inside of lists.
+    """A call of an op that has a gradient. Autograd sees only tensors, and none in lists.
 
     taken, returned: the results of `_lengths` for the inputs and the outputs.
     """

@@ -17,7 +17,7 @@ from jitkern.trace.description import description_of
 
 
 def digest(ops: Mapping[str, Any]) -> str:
-    """Return a digest of these ops, by their names, as they are now."""
+    """Return a digest of the current state of these ops, by their names."""
     each = [_digest_of(_parts(op)) for _, op in sorted(ops.items())]
     return hashlib.sha256(canonical([__version__, _own(), *each])).hexdigest()[:16]
 

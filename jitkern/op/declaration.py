@@ -1,4 +1,4 @@
-"""What is declared of an op, and what follows from that alone: nothing is registered here."""
+"""The declaration of an op, and what follows from it; nothing is registered here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Declaration(NamedTuple):
 
 
 class DeclaredOp:
-    """An op as it is declared now, for the functions that Torch calls in its place.
+    """The current declaration of an op, for the functions that Torch calls.
 
     overload: the registered op. backends: its functions for "cuda" and "cpu".
     gradient: what `Op.backward` declared, or None.

@@ -325,7 +325,7 @@ def _sums_to(shape: torch.Size, smaller: torch.Size) -> bool:
 
 
 def _asked(signature: Signature, known: Collection[str]) -> list[str]:
-    """Return the arguments that an op needs or that have one of the known names."""
+    """Return the arguments that an op needs, or that have one of the known names."""
     arguments = signature.arguments
     return [a.name for a in arguments if a.name in known or not a.has_default_value()]
 

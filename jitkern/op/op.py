@@ -42,7 +42,7 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class LazyAttribute:
-    """An attribute that each op computes when it is asked for; the class itself has `of_class`."""
+    """An attribute that each op computes at its first use; the class itself has `of_class`."""
 
     def __init__(self, function: str, of_class: str | None = None) -> None:
         self.function, self.of_class = function, of_class

@@ -233,7 +233,7 @@ class Builder:
         return work
 
     def _kernel(self, kernel: Kernel) -> Kernel:
-        """Return the kernel that stands for this build, which several groups may share."""
+        """Return the representative of this build, which several groups may share."""
         variant: Variant = kernel.variant
         build: tuple[Any, ...] = variant, kernel.target
         if isinstance(variant.source, Extension):
@@ -253,7 +253,7 @@ class Builder:
         self._tell(result)
 
     def _has_another(self, choices: list[list[set[Kernel]]]) -> bool:
-        """Whether a call has configurations left, none of whose launches is broken."""
+        """Whether a call has a configuration left without a failed launch."""
         return any(all(launch - self._broken for launch in run) for run in choices)
 
     def _note(self, group: Group, recorded: Recorded) -> None:

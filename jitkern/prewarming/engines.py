@@ -207,7 +207,7 @@ class Processes(ThreadPoolExecutor):
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray, which does a task again whose worker died."""
+    """Tasks of Ray, which retries a task after its worker died."""
 
     def __init__(self, ray: Any, processors: int = 1) -> None:
         self._ray = ray

@@ -58,7 +58,7 @@ class Executor(Protocol):
 
 
 class JobItem(NamedTuple):
-    """A kernel to compile, by names that each process with the op's package knows.
+    """A kernel to compile, by names that each process with the op's package can resolve.
 
     module: the module that declares the op; "" for what all ops need. folder: the directory of its
     package, for a process that does not find the package on its module path; "" if unknown.

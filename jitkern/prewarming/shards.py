@@ -58,7 +58,7 @@ ENGINES = (
 
 
 def announced(environ: Mapping[str, str] | None = None) -> tuple[int, int, str]:
-    """Return the part of this process, from 1, how many parts there are, and who says so.
+    """Return the part of this process, from 1, the number of parts, and the job system.
 
     environ: by default, the environment of this process. Raises SettingError if no engine has set
     its variables, or if they do not number the processes one after the other.
@@ -143,7 +143,7 @@ def name_of(groups: Iterable[Group]) -> str:
 
 
 def _inputs_of(group: Group) -> list[Any]:
-    """Return what decides the keys of a group's entries, as far as it is known here."""
+    """Return the inputs of the keys of a group's entries that are known here."""
     op, source, target = group.op, group.source, group.target
     inputs: list[Any] = [op.schema, str(target)]
     with suppress(JitkernError, OSError):  # the build reports it

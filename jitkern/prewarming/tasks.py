@@ -156,7 +156,7 @@ def built_here(
 
 
 def reason_of(e: Exception) -> str:
-    """Return what an error says. Raises it if it means that the cache is unusable."""
+    """Return the message of an error. Raises it if the cache is unusable."""
     if isinstance(e, CacheError) and not isinstance(e, NotCached):
         raise e
     if isinstance(e, JitkernError):

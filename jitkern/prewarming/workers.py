@@ -41,7 +41,7 @@ class Died(Exception):
 
 
 class Worker:
-    """A process that performs one task at a time; it is forked for a task, and anew after its end.
+    """A process that performs one task at a time; after its end it is forked again.
 
     perform: called in the process with the arguments of each task. begun: called there first, with
     its end of the pipe.
@@ -152,7 +152,7 @@ class Worker:
 def results(
     tasks: deque[int], perform: Callable[[int], Any], jobs: int
 ) -> Generator[tuple[int, Any], None, None]:
-    """Yield each task with what `perform` returns for it, of which `jobs` are performed at once.
+    """Yield each task with the result of `perform`; `jobs` of them run at once.
 
     A process has all that its parent had at the fork, so a task is sent as its number. Tasks may be
     taken away meanwhile. The result of a task whose process died is Died. Raises what `perform`

@@ -1,4 +1,4 @@
-"""Kernels from elsewhere, called as they are: a file, or a Triton function."""
+"""Kernels of other people's code, called without an op: a file, or a Triton function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels from elsewhere, called as they are: functions of a `.cu` or `.cpp` file.
+"""Kernels called without an op: functions of a `.cu` or `.cpp` file.
 
 No op is declared and no launch function written: outputs are arguments, and gradients do not see
 the call. Compiled kernels are cached under `raw::<file>`.

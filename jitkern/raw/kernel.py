@@ -65,7 +65,7 @@ class RawKernel:
 
 
 def target_of(target: Target | str | None) -> Target | None:
-    """Return a target from its text; a Target or None as it is. Raises TargetError."""
+    """Parse the text of a target; return a Target or None unchanged. Raises TargetError."""
     return Target.parse(target) if isinstance(target, str) else target
 
 

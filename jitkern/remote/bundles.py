@@ -1,4 +1,4 @@
-"""Bundles of a remote: which entries lie together in one, and what is checked of one that came."""
+"""Bundles of a remote: which entries share one, and how a received one is checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def grouped(entries: Iterable[Entry]) -> dict[str, dict[str, list[Entry]]]:
 def packed(
     cache: Cache, package: str, entries: Sequence[Entry], folder: Path, push: str = ""
 ) -> list[tuple[Bundle, Path]]:
-    """Pack the entries of a package; return what an index says of each bundle, and its file.
+    """Pack the entries of a package; return the index record and the file of each bundle.
 
     folder: where the files are written, with the names that they have in the remote. push: what
     several packs of a package have in common that count as one push; by default the content.
@@ -57,7 +57,7 @@ def packed(
 
 
 def _split(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yield parts of a package for a bundle each: large entries alone, so that few fetch them."""
+    """Divide the entries of a package into bundles; each large entry has its own."""
     part: list[Entry] = []
     left = layout.FULL_BUNDLE
     for entry in entries:
@@ -89,7 +89,7 @@ def _packed(
 
 
 def _newest(package: str, made_by: Iterable[Mapping[str, str]]) -> str:
-    """Return the newest version of a package, by what its entries say; "" if they say none."""
+    """Return the newest version that the entries of a package name, or ""."""
     own = package.startswith("jitkern")  # jitkern makes the launch records of every package
     texts = {m.get("version", "") for m in made_by if own or m.get("name") != "jitkern"}
     return max(texts, key=lambda text: [*map(int, re.findall(r"\d+", text))], default="")

@@ -130,7 +130,7 @@ def _told(store: Readable, machine: str, index: Index) -> str:
 def _signed(
     name: str, store: Readable, machine: str, bundle: Bundle, keys: tuple[str, ...]
 ) -> Check:
-    """Return who signed a bundle, and whether that serves here."""
+    """Return who signed a bundle, and whether that is trusted here."""
     limit = min(bundle.bytes, layout.LARGEST_BUNDLE)
     found = _get(store, layout.bundle_of(machine, bundle.file), limit)
     remedy = f"{PUSH} again"
@@ -152,5 +152,5 @@ def _builds(store: Readable) -> bool:
 
 
 def _get(store: Readable, name: str, limit: int) -> Object | None:
-    """Return an object, asked for once. Raises Unavailable."""
+    """Return an object, without a retry. Raises Unavailable."""
     return run_with_timeout(config.current().remote_timeout, lambda: store.get(name, limit=limit))

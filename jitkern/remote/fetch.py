@@ -75,7 +75,7 @@ class Miss(NamedTuple):
 
 
 def fetch(miss: Miss) -> str:
-    """Adopt what the miss wants from the first remote that has it; return "", or why none has.
+    """Adopt the missing entry from the first remote that has it; return "", or why none has.
 
     Raises CacheError if the cache cannot be written.
     """
@@ -121,7 +121,7 @@ class _Read(NamedTuple):
 
 
 class Remote:
-    """A remote as this process knows it: its indexes, its failures, and the circuit breaker."""
+    """Per-process state of a remote: indexes, failures, circuit breaker."""
 
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)
@@ -139,14 +139,14 @@ class Remote:
 
     @property
     def store(self) -> Readable:
-        """The store, opened when it is first asked. Raises JitkernError if that cannot be done."""
+        """The store, opened at its first use. Raises JitkernError if it cannot be opened."""
         if self._store is None:  # without a lock, which a forked child would wait for
             made = opened(self._given)
             self._store = self._store or made  # of another thread
         return self._store
 
     def fetch(self, miss: Miss, budget: float) -> str:
-        """Adopt what the miss wants; return "", or why it is not there. Raises CacheError."""
+        """Adopt the missing entry; return "", or why it is missing. Raises CacheError."""
         at, why = self._known.get(miss.place, (0.0, ""))
         if why and time.monotonic() - at < FRESH:
             return why
@@ -227,7 +227,7 @@ class Remote:
     def _bundle(
         self, miss: Miss, machine: str, bundle: Bundle, keys: tuple[str, ...], deadline: Deadline
     ) -> bool:
-        """Adopt a bundle that lists the entry; return whether the entry is there then."""
+        """Adopt a bundle that lists the entry; return whether the entry is cached now."""
         name = layout.bundle_of(machine, bundle.file)
         if name in self._refused:
             return False
@@ -292,7 +292,7 @@ class Remote:
         return found
 
     def adopt(self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...]) -> bool:
-        """Adopt the entries of a bundle; return whether the wanted one is there then."""
+        """Adopt the entries of a bundle; return whether the missing one is cached now."""
         started = time.perf_counter()
         try:
             done = bundles.adopt(miss.cache, data, keys)

@@ -46,7 +46,7 @@ def machine_of(target: str) -> str:
 
 
 def host_of(machine: str) -> str:
-    """Return a machine without its GPU, where the launch runtime lies. Raises TargetError."""
+    """Return the machine without a GPU that has the launch runtime. Raises TargetError."""
     parsed = Target.parse(machine)
     arch = parsed.platform.partition("_")[2]
     return str(parsed._replace(device="cpu", arch=arch, cuda=""))

@@ -66,7 +66,7 @@ def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
 
 
 def retry(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
-    """Return what `ask` returns, for a command: asked again after failures. Raises Unavailable."""
+    """Call `ask` for a command, and retry after failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:
             return run_with_timeout(None, functools.partial(ask, *args, **options))

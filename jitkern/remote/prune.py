@@ -1,4 +1,4 @@
-"""Remove from a store what no machine needs any more.
+"""Remove unused bundles from a store.
 
 Buckets have no eviction of their own. A bundle is deleted only when no index names it and it is a
 day old by the store's own clock: a push that is under way writes what it names again if that is
@@ -125,7 +125,7 @@ def _now(store: Store) -> float:
 
 
 def _is_signed(store: Store, name: str, signer: str) -> bool:
-    """Return whether a key signed an entry of a bundle, as the entry's own lines say."""
+    """Return whether an entry of a bundle names this key as a signer."""
     if not name.endswith((".tar", ".tar.zst")):
         return False
     found = retry(store.get, name, limit=packing.MAX_ENTRY)

@@ -72,7 +72,7 @@ def pull(
 def _objects(
     store: Readable, machines: Iterable[str], packages: Collection[str]
 ) -> Iterator[tuple[str, Bundle]]:
-    """Yield each wanted bundle with its name."""
+    """Yield each bundle to pull, with its name."""
     wanted = dict.fromkeys(machines, packages)
     for machine in [*wanted]:  # their launch records need the runtime, which lies under the host
         wanted.setdefault(layout.host_of(machine), (layout.RUNTIME_PACKAGE,))

@@ -66,7 +66,7 @@ def _can_be_changed_on_the_way(url: str, config: Config) -> bool:
 
 
 def _is_reached_here(url: str, environment: Mapping[str, str]) -> bool:
-    """Return whether obstore asks this machine itself for a URL of http, and no proxy."""
+    """Return whether a URL of http leads to this machine, without a proxy."""
     proxied = any(environment.get(name) for name in _PROXIES)
     spared = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     host = urlsplit(url).hostname or ""

@@ -166,7 +166,7 @@ class Runtime:
         self.library.jitkern_record(slot, c_void_p(recorder), c_void_p(gradient))
 
     def misses(self, slot: int) -> int:
-        """Return how many calls of an op asked Python."""
+        """Return how many calls of an op went to Python."""
         return int(self.library.jitkern_misses(slot))
 
     def fail(self, message: str, *, interrupted: bool) -> None:
@@ -181,7 +181,7 @@ class Runtime:
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
-        """Pass the preferred kind of source to C, where a program serves under its own alone."""
+        """Pass the preferred kind of source to C; a program serves only under its own kind."""
         everywhere, here = (
             -1 if kind is None else config.number_of(kind) for kind in config.preferences()
         )
@@ -202,7 +202,7 @@ _waiting: collections.deque[Callable[[Runtime], object]] = collections.deque()
 
 
 def runtime() -> Runtime | None:
-    """Return the runtime, or None while there is none; the first call looks it up."""
+    """Return the runtime, or None if it is not loaded; the first call looks it up."""
     if not _state.looked_up:
         with _lock:
             if not _state.looked_up:

@@ -36,7 +36,7 @@ class Dependencies(NamedTuple):
 
 
 def declaration_of(source: Source) -> str:
-    """Return what a declaration says of how a source is compiled, but for folders."""
+    """Return how a declaration has a source compiled, except for folders."""
     plain = [(n, v) for n, v in vars(source).items() if n not in _PLACES and _is_plain(v)]
     roots = [include.version for include in source.include]
     text = hashlib.sha256(source.text.encode(errors="surrogateescape")).hexdigest()
@@ -92,7 +92,7 @@ def _by_files(source: Source) -> bool:
 
 
 def is_current(op: str, source: Source, target: Target, content: dict[str, Any]) -> bool:
-    """Return whether a record with this content is for the files as they are.
+    """Return whether a record with this content matches the current files.
 
     Raises LookupError, TypeError, ValueError for an odd content, OSError, and DeclarationError.
     """

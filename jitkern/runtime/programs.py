@@ -92,7 +92,7 @@ class OpPrograms:
 
     @property
     def misses(self) -> int:
-        """The number of calls that asked Python."""
+        """The number of calls that went to Python."""
         launch_runtime = runtime()
         return launch_runtime.misses(self.number) if launch_runtime else 0
 
@@ -231,7 +231,7 @@ class OpPrograms:
         return True
 
     def forget(self) -> None:
-        """Begin anew, because the op's launch function was declared again.
+        """Start over, because the op's launch function was declared again.
 
         Programs that are being traced from the earlier one will never serve.
         """

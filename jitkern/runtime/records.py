@@ -139,7 +139,7 @@ def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
 
 
 def is_fresh(kept: StoredRecord, op: str, source: Source, target: targets.Target) -> bool:
-    """Return whether a record is for the files of a source as they are now. Raises nothing."""
+    """Return whether a record matches the current files of a source. Raises nothing."""
     try:
         return runtime_room.freshness.is_current(op, source, target, kept.content)
     except (AttributeError, LookupError, TypeError, ValueError, JitkernError, OSError) as e:
@@ -213,7 +213,7 @@ def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[E
 
 
 def entry_of(call_class: CallClass, traced: Traced) -> Entry | None:
-    """Return the entry of the record of a trace, or None if there is none."""
+    """Return the entry of the record of a trace, or None."""
     key = call_class.key(traced.model or "")
     return _matching(of_keys(reader(), key), call_class, traced) if key else None
 

@@ -69,5 +69,5 @@ def _append(
 
 
 def settle() -> None:
-    """Wait until what is built in the background, as the launch runtime, is there."""
+    """Wait for background builds, such as the launch runtime."""
     config.background.settle()

@@ -1,4 +1,4 @@
-"""The C functions that Torch calls for an op, and the Python functions that they ask on a miss.
+"""The C functions that Torch calls for an op, and the Python functions for their misses.
 
 Torch's boxed kernels have no context, so each op takes slots in the launch runtime, one for each
 device type and one for Autograd: a number, a trampoline that stays registered with Torch, and the
@@ -335,7 +335,7 @@ def cause_of(error: RuntimeError) -> BaseException:
 
 
 def _keep(error: BaseException) -> tuple[str, bool]:
-    """Keep the exception only if some caller will ask for it; else its frames stay alive in vain.
+    """Keep the exception only if a caller will need it, because it keeps its frames alive.
 
     Returns the text of C's message, without a NUL and not too long; and whether the exception is a
     Ctrl-C that no caller will raise again.

@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class CallBuilder:
-    """Builds what requests ask for, one after the other.
+    """Builds the requests, one after the other.
 
     ops: the ops that may be built. folder: the directory for bundles. key: the private key that
     signs entries, or None.
@@ -61,7 +61,7 @@ class CallBuilder:
         self._key = key
 
     def __call__(self, asked: Asked, jobs: int) -> Outcome:
-        """Build what a request asks for with `jobs` compilers at once."""
+        """Build a request with `jobs` compilers at once."""
         try:
             return self._performed(asked, jobs)
         except JitkernError as e:

@@ -1,4 +1,4 @@
-"""The queue of builds: whoever asks for the same waits for the same build."""
+"""The queue of builds: equal requests wait for the same build."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BuildQueue:
         return len(self.builds) - len(self._ended) - self.running
 
     def submit(self, asked: Asked) -> Future[Outcome]:
-        """Return the build of what is asked for; one that runs, or ended a short time ago, if any.
+        """Return the build of a request: a running or recent one, if any.
 
         Raises Full and Draining.
         """
@@ -102,7 +102,7 @@ class BuildQueue:
             return [build for build in self.builds.values() if not build.future.done()]
 
     def forget(self, id_: str) -> None:
-        """Forget an outcome, so that who asks for the same has it built again."""
+        """Forget an outcome, so that an equal request builds again."""
         with self._lock:
             if self._ended.pop(id_, None) is not None:
                 del self.builds[id_]

@@ -1,4 +1,4 @@
-"""The calls that a fleet asked for, written down for `jitkern prewarm --from` of a release."""
+"""The calls that a fleet requested, recorded for `jitkern prewarm --from` of a release."""
 
 from __future__ import annotations
 

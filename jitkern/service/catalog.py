@@ -144,7 +144,7 @@ class Catalog:
             path.unlink(missing_ok=True)
 
     def _renewed(self, machine: str) -> bytes:
-        """Return the index of a machine, made anew if entries have come or gone."""
+        """Return the index of a machine, rebuilt if entries were added or removed."""
         started = time.monotonic()
         found = self._cache.places(lambda target, _: _machine_of(target) == machine)
         places: dict[tuple[str, str], tuple[Layer, Path]] = {}

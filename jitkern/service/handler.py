@@ -273,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
         self._submit(asked)
 
     def _submit(self, asked: request.Asked) -> None:
-        """Answer with what was asked for, once it is built."""
+        """Answer with the outcome of the build, once it is done."""
         for _ in range(2):  # again if the files of an earlier build are gone
             try:
                 build = self.server.builds.submit(asked)
@@ -333,7 +333,7 @@ class Handler(BaseHTTPRequestHandler):
         self.refuse(409, reason, files=dict(outcome.files), digests=digests)
 
     def _patience(self) -> float:
-        """Return the seconds to wait for a build: fewer if the client wants so (RFC 7240)."""
+        """Return the seconds to wait for a build: fewer if the client prefers so (RFC 7240)."""
         wanted = re.search(r"\bwait=([0-9]{1,4})\b", self.headers.get("Prefer", ""))
         return min(self.server.patience, int(wanted[1])) if wanted else self.server.patience
 

@@ -15,7 +15,7 @@ _ANSWERED = ("200", "304", "409", "422")
 
 
 class Metrics:
-    """The figures of one server, in a registry of their own; none without prometheus-client.
+    """The metrics of one server, in a separate registry; none without prometheus-client.
 
     requests, running, queue: return how many requests, builds and waiting builds there are now.
     """

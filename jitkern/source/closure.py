@@ -96,7 +96,7 @@ def _closure_of(source: Source) -> Closure:
 
 
 def closures_of(sources: Sequence[Source]) -> list[Closure]:
-    """The closures of C++ or CUDA sources as they are now; a file of several is read once.
+    """Return the current closures of C++ or CUDA sources; shared files are read once.
 
     They have no `named` and no `absent`.
     """
@@ -340,7 +340,7 @@ def _imported(text: bytes) -> list[tuple[int, str]]:
 
 
 def module_files(source: Source, importer: str, module: tuple[int, str]) -> list[str]:
-    """The paths that a module of the source's package may lie at; none for other packages."""
+    """The possible paths of a module of the source's package; none for other packages."""
     level, name = module
     parts = name.split(".") if name else []
     if parts[:1] == ["jitkern"] and parts[1:2] != ["kernels_src"]:

@@ -1,4 +1,4 @@
-"""Template arguments and constexprs as plain data: numbers as they are, all else as a text.
+"""Template arguments and constexprs as plain data: numbers unchanged, all else as text.
 
 A text is an expression: `f32` is a dtype, `'mean'` a string; `None`, `nan` and `(1, f32)` are what
 they say; `enum('lib.modes', 'Mode', 2)` is a member of an enum, and `function('../act.py',
@@ -111,7 +111,7 @@ def _enum(value: enum.Enum, source: Source) -> str:
 
 
 def _of_triton(value: Any, source: Source) -> Constant:
-    """Return a dtype, constexpr or function of Triton, or what stands for one, as plain data."""
+    """Return a dtype, constexpr or function of Triton, or a stand-in for one, as plain data."""
     kind = type(value)
     if kind is Standin and (code := _CODES.get(repr(value).rpartition(".")[2])):
         return code

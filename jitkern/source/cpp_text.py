@@ -172,7 +172,7 @@ def masked(text: str) -> str:
 
 
 def code_of(text: str, macros: Iterable[str] = ()) -> str:
-    """The masked text, with calls of macros that stand for whole declarations blanked out, too.
+    """The masked text; calls of macros that expand to whole declarations are blanked too.
 
     macros: names of more macros of this kind, from other files (see `declaring_macros`).
     """
@@ -189,7 +189,7 @@ def code_of(text: str, macros: Iterable[str] = ()) -> str:
 
 
 def declaring_macros(texts: Iterable[str]) -> set[str]:
-    """Names of macros whose calls need no `;`, as they stand for whole declarations."""
+    """Names of macros that expand to whole declarations, so that their calls need no `;`."""
     return {name for name, body in macros_in(texts) if body.rstrip().endswith(("}", ";"))}
 
 

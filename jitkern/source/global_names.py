@@ -1,4 +1,4 @@
-"""The names that the code of a function reads besides its arguments, found in its bytecode.
+"""The names that a function's bytecode reads besides its arguments.
 
 A read names a global or a variable of the enclosing function, and the attributes that the code
 reads of it at once: `torch.cuda.get_device_properties`. Code that cannot be followed by names, or

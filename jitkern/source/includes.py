@@ -48,7 +48,7 @@ _LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a
 
 
 class File(NamedTuple):
-    """A file under one of its labels. path: "" for a text that lies in no file."""
+    """A file under one of its labels. path: "" for a text without a file."""
 
     label: str
     path: str

@@ -40,7 +40,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
 
 
 def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
-    """The inputs of a key that come from a source alone."""
+    """The inputs of a key that depend only on the source."""
     environment = config.current().environment
     return {
         "schema": SCHEMA,
@@ -68,7 +68,7 @@ def _machine(source: Source) -> dict[str, Any]:
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:
-    """The flags of single files for the key; {} if there are none."""
+    """The flags of single files for the key, or {}."""
     flags = {unit.file: list(unit.flags) for unit in source.unit_flags}
     return {"unit_flags": flags} if flags else {}
 

@@ -221,7 +221,7 @@ class Source:
         return (*self.flags, *(flag for unit in self.unit_flags for flag in unit.flags))
 
     def unit(self, file: str) -> Source:
-        """One of the files, as a source of its own; `others` names the rest, for messages."""
+        """Return one of the files as a separate source; `others` names the rest, for messages."""
         rest = tuple(other for other in self.files if other != file)
         return self.replace(files=(file,), flags=self.flags_of(file), unit_flags=(), others=rest)
 

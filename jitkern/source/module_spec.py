@@ -1,4 +1,4 @@
-"""Where a module lies, found in folders without an import of the packages above it."""
+"""Find the file of a module without importing the packages above it."""
 
 from __future__ import annotations
 

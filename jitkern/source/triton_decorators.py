@@ -286,14 +286,14 @@ def remaining(pruning: Pruning, named: dict[str, Any]) -> list[int]:
 
 
 def _kind(value: Any) -> str:
-    """The name of the class of a value, if the class is Triton's or stands for it."""
+    """The name of a value's class, if the class is Triton's or a stand-in for one."""
     kind = type(value)
     ours = kind.__module__ == __name__
     return kind.__name__.removeprefix("_") if ours or kind.__module__.startswith("triton.") else ""
 
 
 def is_standin(value: Any) -> bool:
-    """Return whether a value stands for an object of Triton."""
+    """Return whether a value is a stand-in for an object of Triton."""
     return isinstance(value, (_Autotuner, _Config, _Heuristics, _JITFunction))
 
 
@@ -384,7 +384,7 @@ def is_alike(a: Any, b: Any, seen: set[tuple[int, int]] | None = None) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """The values that a value is made of, as long as it is kept; [] of a plain value."""
+    """The values that a kept value was computed from; [] for a plain value."""
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__defaults__, value.__kwdefaults__, *cells]

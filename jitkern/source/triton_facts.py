@@ -1,4 +1,4 @@
-"""Read the text of a Triton file with the facts that it asks for: variables, the device, its files.
+"""Evaluate the text of a Triton file with facts: variables, the device, its files.
 
 Where decorators follow from `os.environ`, from `torch.cuda` or from a file of the kernel's package,
 the statements are run with these at hand, and what they read is noted. Still no module is imported.
@@ -121,7 +121,7 @@ def read(source: Source, function: str) -> Reading:
 
 
 class NotTold(BaseException):
-    """A text asks for more than is at hand; no `except` of it is to catch this."""
+    """A text needs an unavailable fact; no `except` in the text may catch this."""
 
 
 class _Notes:
@@ -159,7 +159,7 @@ class _Notes:
         return any(text.names is names for text in self._texts.values())
 
     def module(self, name: str, members: Sequence[str]) -> Any:
-        """Return what an import of a module that is none of the kernel's gives; None if unknown."""
+        """Return what an import of a module of other packages gives; None if unknown."""
         top = name.partition(".")[0]
         if top in _PURE:
             return __import__(name, fromlist=members)
@@ -206,7 +206,7 @@ class _Notes:
 
 
 class _NotedText(LaunchText):
-    """A file as it is run with facts."""
+    """A file that is evaluated with facts."""
 
     known_to_triton = not_imported = NotTold
     any_name = ANY_NAME | {"environ", "putenv"}
@@ -276,7 +276,7 @@ class _NotedText(LaunchText):
         return SimpleNamespace(**{member: value[0] for member, value in values.items() if value})
 
     def _member(self, name: str, member: str, level: int) -> tuple[Any] | None:
-        """Return what a name of a file of the kernel's own stands for; None of any other file."""
+        """Return what a name in one of the kernel's own files means; None for other files."""
         full = importlib.util.resolve_name("." * level + name, self.package or None)
         if (home := self._file(level, name)) and home != self.path:
             names = self._notes.text(home, _package_of(full, home)).names
@@ -314,7 +314,7 @@ class _OwnFile(Unknown):
 
 
 class _NotedModule(Unknown):
-    """A module, or facts of a device, of which reads are noted."""
+    """A module, or facts of a device, that records its reads."""
 
     def __init__(self, notes: _Notes, name: str, real: Any) -> None:
         super().__init__(NotTold(f"`{name}` is used as a value"))
@@ -354,7 +354,7 @@ class _NotedModule(Unknown):
 
 
 class _Environment(MutableMapping[str, str]):
-    """`os.environ` for texts: what these set is seen by them alone."""
+    """`os.environ` for texts: only they see what they set."""
 
     def __init__(self, notes: _Notes) -> None:
         self._notes = notes

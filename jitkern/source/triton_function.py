@@ -161,7 +161,7 @@ class _ModuleWriter:
             self.values.append(f"{name} = {self._written(name, value, user)}")
 
     def _written(self, name: str, value: Any, user: types.FunctionType) -> str:
-        """Return a value as an expression. Raises DeclarationError if there is none."""
+        """Return a value as an expression. Raises DeclarationError if that is impossible."""
         if type(value) in _PLAIN:
             finite = not isinstance(value, float) or math.isfinite(value)
             return repr(value) if finite else f'float("{value}")'

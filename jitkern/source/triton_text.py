@@ -195,7 +195,7 @@ def of_object(path: str, name: str, function: Any, why: str) -> TritonFunction:
 
 
 def _parameters_in(text: str, name: str) -> str:
-    """The parameters of the last function of this name in a text; "" if there is none."""
+    """The parameters of the last function of this name in a text, or ""."""
     nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
     return next((ast.unparse(n.args) for n in reversed(nodes) if n.name == name), "")
 
@@ -354,7 +354,7 @@ class PythonText(abc.ABC):
 
     @abc.abstractmethod
     def _explained(self, error: BaseException, line: int) -> BaseException:
-        """Return an error of a line of the file as it is raised where its values are used."""
+        """Return the error of a line of the file, to raise where its values are used."""
 
     def _decorated(self, node: ast.FunctionDef) -> Any:
         """The value of a decorated function.
@@ -398,7 +398,7 @@ class PythonText(abc.ABC):
 
 
 class AskingKnown(ast.NodeTransformer):
-    """Has a statement that asks which object an unknown value is fail, as all its other uses do.
+    """Make `is` on an unknown value fail, like all its other uses.
 
     Functions are left as they are.
     """

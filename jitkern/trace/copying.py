@@ -1,4 +1,4 @@
-"""Closed copies of the functions of a world, for a trace, or for a run of their own code."""
+"""Copies of the functions of a world with fixed values, for a trace or a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReadOnlyDict(dict[Any, Any]):
 
 
 class _Copying:
-    """A maker of copies of a world's functions, each copied once, with scopes of their own."""
+    """Copies a world's functions, each once, with separate scopes."""
 
     def __init__(
         self,

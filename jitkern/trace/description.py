@@ -41,7 +41,7 @@ def description_of(module: str, functions: Sequence[Any]) -> str:
 
 
 class _Description:
-    """A description of what functions do, value by value. own: the package of the op."""
+    """Describes what functions do, value by value. own: the package of the op."""
 
     def __init__(self, module: str) -> None:
         self.own = _KERNELS if module.startswith(f"{_KERNELS}.") else module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""A launch function as it runs: its own code, with a `torch._check` that imports no sympy.
+"""A launch function with its own code, and a `torch._check` that imports no sympy.
 
 Torch's own `_check` imports sympy on its first use, which takes 0.7 s. It also makes each check of
 a symbolic size a condition of the compiled code; a launch function makes its checks again with each
@@ -46,7 +46,7 @@ def with_fast_check(function: Function) -> Function:
 
 
 def asks_strides(function: Function) -> bool:
-    """Whether a launch function asks about the strides of any tensor, or may by what it calls."""
+    """Whether a launch function, or a function that it calls, may read strides of a tensor."""
     world = world_of(parts_of(function))
     return not ASKS.isdisjoint(world.attributes) or not world.is_fully_known(_is_inert)
 

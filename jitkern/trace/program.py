@@ -91,7 +91,7 @@ TABLE = 13  # words of a `Table` in program.c
 
 
 class Program(NamedTuple):
-    """A program as the runtime takes it, and as it is kept: plain data.
+    """A program as plain data, for the runtime and for the cache.
 
     words: of each step its code, the number of its operands, and these. constants: the first
     registers, as unsigned integers. texts: names and strings. registers, tensors, owned, memory:
@@ -141,7 +141,7 @@ def operands_of(step: Instruction) -> Iterator[tuple[str, int]]:
 def encoded(
     steps: Sequence[Instruction], constants: Sequence[int], texts: Sequence[str], memory: int
 ) -> Program:
-    """Return the program of these steps, whose registers are numbered anew."""
+    """Return the program of these steps, with renumbered registers."""
     numbers = {~place: place for place in range(len(constants))}
     words: list[int] = []
     for step in steps:

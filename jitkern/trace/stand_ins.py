@@ -75,7 +75,7 @@ class Trap:
 
 
 class _Type(type):
-    """A class that stands for another class, `real`, and makes values that a trace follows."""
+    """A stand-in for the class `real`, whose values a trace follows."""
 
     real: Any
 

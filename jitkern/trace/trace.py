@@ -143,7 +143,7 @@ def _arguments(
 
 
 def _number(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
-    """Return what stands for a number, a bool or None."""
+    """Return the stand-in for a number, a bool or None."""
     kind, facts = parameter.kind, tracer.facts
     if kind.isupper():
         facts.guard("GIVEN", place, int(value is not None))
@@ -158,7 +158,7 @@ def _number(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any
 
 
 def _list(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
-    """Return what stands for a list or a string; strings, bools and lengths are guarded."""
+    """Return the stand-in for a list or a string; strings, bools and lengths are guarded."""
     facts, name = tracer.facts, parameter.name
     if parameter.kind in "LV":
         return TensorList(tracer, place, name, value)

@@ -65,7 +65,7 @@ Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads
 
 
 class Tracer(ProgramBuilder):
-    """The program of a trace, and what the launch function asks of `k` for it.
+    """The program of a trace, and the requests of the launch function to `k`.
 
     asks: whether the launch function asks about the strides of any tensor.
     """
@@ -132,7 +132,7 @@ class Tracer(ProgramBuilder):
     # ------------------------------------------------------------------ the device
 
     def fact(self, name: str) -> Any:
-        """Return a fact of the device, which the program asks for when it runs."""
+        """Return a fact of the device, which the program reads when it runs."""
         value = self._kernels_of.present.fact(name)
         if constant(name, self._kernels_of.target) is not None:
             return value
@@ -140,7 +140,7 @@ class Tracer(ProgramBuilder):
         return self.symbol(at, value, f"`k.{name}`", natural=True)
 
     def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> TensorProxy:
-        """Return the proxy of a workspace; a program misses where there is none of that size."""
+        """Return the proxy of a workspace; a program misses if no workspace of that size exists."""
         count = checked_count(size, dtype)
         base = self.facts.value("WORKSPACE", self.operand(start + size), int(zeroed))
         memory = Memory(None, base, self.symbol(base, 0, "the address of a workspace"))

@@ -52,7 +52,7 @@ def is_ordered(value: Any) -> bool:
 
 
 def known_name(value: object) -> str:
-    """Return the name of a function or type that always answers alike; "" for other values.
+    """Return the name of a function or type whose result never changes; "" for other values.
 
     The value itself tells, as the modules may hold others: torch.export replaces `min`, and a
     profiler `torch.empty`.

@@ -224,7 +224,7 @@ class World:
             node.cells.append(values[name])
 
     def _merge(self, names: dict[str, Any], name: str, part: Any) -> None:
-        """Add the part that a name stands for; parts of one module are merged."""
+        """Add the part that a name refers to; parts of one module are merged."""
         before = names.get(name)
         if isinstance(before, Namespace) and isinstance(part, Namespace):
             for member, value in part.members.items():
@@ -370,7 +370,7 @@ def _world(functions: tuple[Function, ...]) -> list[World]:
 
 
 def world_of(functions: tuple[Function, ...]) -> World:
-    """Return the world of these functions as they are now: the known one if it still holds."""
+    """Return the current world of these functions: the known one if it still holds."""
     memo = _world(functions)
     if not memo[0].holds():
         memo[0] = World(functions)

@@ -15,7 +15,7 @@ from jitkern.target import Target
 
 
 class Failures:
-    """The failures: each error is printed when it happens, and errors alike are counted."""
+    """The failures: each error is printed when it happens, and equal errors are counted."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -73,7 +73,7 @@ def writable(store: Readable) -> Store:
 
 
 def pushable(url: str, key: Path | None) -> Store:
-    """Return the store at a URL that a later push goes to, once it and the key are known to work.
+    """Return the store for a later push, after a check of the store and the key.
 
     So what cannot be pushed is known before the work for it. Raises JitkernError.
     """
@@ -85,6 +85,6 @@ def pushable(url: str, key: Path | None) -> Store:
 
 
 def machines_of(targets: list[str]) -> list[str]:
-    """Return the machines of targets, by default those of this machine. Raises TargetError."""
+    """Return the machines of targets, by default for this machine. Raises TargetError."""
     named = [str(Target.parse(text)) for text in targets] or map(str, Target.visible())
     return list(dict.fromkeys(map(remote.layout.machine_of, named)))

@@ -139,7 +139,7 @@ def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
 
 
 def _state_of(tool: str) -> tuple[int, ...]:
-    """Return numbers that change when a compiler is upgraded; () if there is none."""
+    """Return numbers that change when a compiler is upgraded; () without a compiler."""
     program = _program(tool)
     return trust.identity(os.stat(program)) if program else ()  # noqa: PTH116
 

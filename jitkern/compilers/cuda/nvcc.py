@@ -48,7 +48,7 @@ def compile_unit(
     used: tuple[str, str],
     hint: Callable[[str], str],
 ) -> Built:
-    """Compile a file with its host code, and return the cubin alone. Raises CompileError.
+    """Compile a file with its host code, and keep only the cubin. Raises CompileError.
 
     text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
     a hint for the error from nvcc's output.

@@ -59,7 +59,7 @@ class Objects:
         self, build: Build, source: Extension, target: Target, closure: Closure, cache: Cache,
         *, anew: bool,
     ) -> None:  # fmt: skip
-        """Find the keys. closure: of all units. anew: whether objects in the cache are replaced."""
+        """Find the keys. closure: of all units. anew: whether cached objects are replaced."""
         self._states = states(closure.paths)  # before the files are read
         self._cache = cache
         self._anew = anew

@@ -73,7 +73,7 @@ class NotCovered(BaseException):
 
 
 class NeedsTorch(BaseException):
-    """A text asks something of Torch, which is not imported yet."""
+    """A text needs Torch, which is not imported yet."""
 
 
 class OwnModules:
@@ -135,7 +135,7 @@ class OwnModules:
         return self.real_path(names.get("__file__") or "")
 
     def spec(self, name: str) -> ModuleSpec | None:
-        """Return where a module lies, for which none is imported; None if there is none."""
+        """Return the path of a module without importing its packages, or None."""
         if name not in self._specs:
             found = self._found(name)
             if not found and not self._is_fresh:  # a file may be as new as the list of its folder
@@ -173,7 +173,7 @@ class OwnModules:
 
     @contextlib.contextmanager
     def as_imported(self) -> Iterator[None]:
-        """Let names that stand for modules be the modules, for Triton, which asks for these."""
+        """Replace stand-ins for modules by the modules, which Triton needs."""
         parts = [
             (text.names, name, value)
             for text in self.texts.values()

@@ -296,7 +296,7 @@ class Constants:
         return getattr(tl, DTYPES[code].language)
 
     def find(self, kind: str, *words: Any) -> Any:
-        """Return what `constants.decoded` asks for."""
+        """Return the object that an encoded constant names; see `constants.decoded`."""
         file, module, name = words if kind == "function" else ("", *words[:2])
         path = Path(os.path.realpath(Path(self._source.folder, file)))
         home = self._own.module

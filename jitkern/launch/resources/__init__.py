@@ -1,4 +1,4 @@
-"""The attributes of `k` beside launches: device facts, workspaces, maps and tables."""
+"""The attributes of `k` other than launches: device facts, workspaces, maps and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of a device that a launch function may ask for, e.g. `k.multiprocessors`.
+"""Facts of a device for launch functions, e.g. `k.multiprocessors`.
 
 A program asks the driver for a fact when it runs, so that it holds for any device. A
 launch function that launches nothing (a fake, a prewarm) gets the usual numbers of the target.

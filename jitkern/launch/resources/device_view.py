@@ -84,7 +84,7 @@ class AbsentDevice:
 
 
 def faked(device: str, place: torch.device) -> AbsentDevice:
-    """Return the device for a fake of a launch function: `place`, if its facts can be asked now.
+    """Return the device for a fake of a launch function: `place`, if its facts are available.
 
     device: the type of device that the launch function is for. place: where the tensors are.
     """

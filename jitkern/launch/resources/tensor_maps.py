@@ -44,7 +44,7 @@ class TensorMap:
 
 
 class TensorMapOptions(NamedTuple):
-    """Options of a map beside sizes, strides and the box, as the driver's numbers."""
+    """Options of a map other than sizes, strides and box, as the driver's numbers."""
 
     type: int
     rank: int

@@ -1,4 +1,4 @@
-"""A remote behind HTTP or HTTPS, by the standard library: read, and asked to build."""
+"""A remote behind HTTP or HTTPS, by the standard library: read, and requests to build."""
 
 from __future__ import annotations
 
