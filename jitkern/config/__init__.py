@@ -261,11 +261,11 @@ def hide_internal_frames(function: F) -> F:
 
 
 def trim(error: BaseException) -> None:
-    """Leave our frames out of the traceback of the error that is handled, and of those behind it.
+    """Remove jitkern's frames from the traceback of the current error and of its causes.
 
-    For the outermost of our functions: `except BaseException as e: trim(e); raise`. What our
-    functions called of Torch and of Python goes, too. Everything stays under JITKERN_TRACEBACK=full
-    and for an error that looks like a mistake of ours.
+    For the outermost of our functions: `except BaseException as e: trim(e); raise`. Frames of Torch
+    and Python that our functions called are removed too. Everything stays with
+    JITKERN_TRACEBACK=full, and for an error that looks like a bug of jitkern.
     """
     with contextlib.suppress(SettingError):
         if current().traceback == "full":

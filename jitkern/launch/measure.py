@@ -203,7 +203,7 @@ def copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 
 def _exchanged(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
-    """Return a value in which the copies take the place of their tensors."""
+    """Return `value` with each tensor replaced by its copy."""
     if isinstance(value, torch.Tensor):
         return copies.get(id(value), value)
     return [_exchanged(v, copies) for v in value] if isinstance(value, (list, tuple)) else value
