@@ -169,7 +169,7 @@ def unpack(
 ) -> Unpacked:
     """Check a whole bundle, then publish the entries that the cache does not have.
 
-    keys: public keys, one of which must have signed each entry; empty where none is needed.
+    keys: public keys, one of which must have signed each entry; empty if no signature is needed.
     dry_run: only check. Raises BundleError, and CacheError where the cache cannot be written.
     """
     compressed = _is_compressed(path)

@@ -126,7 +126,7 @@ def rows(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[Row]:
-    """Return the rows of the wanted entries of the user root and the layers, damaged entries too.
+    """Return the rows of the chosen entries of the user root and the layers, damaged ones included.
 
     verify: "size", "always" to check the hashes of the artifacts too, or "none" to trust manifests.
     sort: a key of SORTS, or "" for the order of the paths. limit: the most rows to return.
@@ -138,7 +138,7 @@ def rows(
 def stats(cache: Cache, listed: Iterable[Row] | None = None) -> dict[str, Any]:
     """Return totals of rows, by default of all: `entries`, `damaged`, and `bytes`.
 
-    `bytes_by_target` and `bytes_by_op` say what takes the space.
+    `bytes_by_target` and `bytes_by_op` show what takes the space.
     """
     chosen = rows(cache, verify="none") if listed is None else list(listed)
     by_target: Counter[str] = Counter()

@@ -68,7 +68,7 @@ def evictable(
     """Return the entries to remove so that the user root keeps to limits, oldest use first.
 
     max_size: bytes (0 = no limit). max_age: seconds since the last use (0 = no limit).
-    stale: whether entries that no Torch, CUDA, GPU or package of this machine fits go as well.
+    stale: whether to evict entries for another Torch, CUDA, GPU or package version, too.
     """
     useless = _stale(cache) if stale else set()
     return eviction.evictable(cache, max_size=max_size or None, max_age=max_age, stale=useless)

@@ -29,7 +29,7 @@ PUBLIC = ".pub"  # the suffix of a public key's file, after the name of the priv
 def keygen(path: Path, comment: str = "") -> str:
     """Write a new private key at `path`, and its public key beside it; return the public line.
 
-    The public line belongs into `trusted_keys` of a settings file. Neither file may exist already.
+    Put the public line into `trusted_keys` of a settings file. Neither file may exist already.
     Raises JitkernError.
     """
     _require_cryptography()
@@ -55,7 +55,7 @@ def keygen(path: Path, comment: str = "") -> str:
 
 
 def sign(cache: Cache, chosen: Iterable[Entry], key: Path) -> int:
-    """Sign the chosen entries that lie in the user root, and return their number.
+    """Sign the chosen entries that are in the user root, and return their number.
 
     An earlier signature by the same key is replaced; signatures by other keys stay. Raises
     CacheError, and JitkernError if the key cannot be used, or an entry was changed meanwhile.

@@ -56,12 +56,12 @@ def kernel(
 ) -> Op:
     """Declare and register an op, and return the op, which is the public function.
 
-    schema: a Torch schema, `mylib::name(...)`; of the shipped ops alone, without the namespace.
+    schema: a Torch schema, `mylib::name(...)`; only shipped ops have no namespace.
     cuda, cpu: sources of the kernels, best first; files are relative to the calling file's folder.
     fusible: whether torch.compile replaces the op by its reference, for Inductor to fuse.
     nondifferentiable: names of outputs that have no gradient; `out`, or `out0`, …, where the schema
         names none. Names of tensor inputs, too: a backward pass that needs their gradient raises.
-    prewarm: calls, beside the samples, to prewarm: tuples of arguments where a string like
+    prewarm: calls to prewarm, in addition to the samples: tuples of arguments where a string like
         `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
 
     Raises DeclarationError.

@@ -87,7 +87,7 @@ class LaunchError(JitkernError):
 
 
 class KVCacheFull(JitkernError):
-    """A PagedCache has too few pages, `free` where `needed` were asked for, or no row, both 0."""
+    """A PagedCache has too few pages, `free` of the `needed` ones, or no row, then both are 0."""
 
     needed: int = 0
     free: int = 0
@@ -100,7 +100,7 @@ class CacheError(JitkernError):
 
 
 class NotCached(CacheError):
-    """The entry is missing and compiling is switched off or not possible now.
+    """The entry is missing, and compiling is disabled or not possible now.
 
     what: the message without the remedy. command: what prewarms the op, or "".
     """

@@ -21,15 +21,15 @@ class AsyncScalar:
     """The newest value of a tensor that has reached the host.
 
     `.put(tensor)` begins a copy, `.poll()` returns the newest value whose copy has ended. Neither
-    waits for the device, as `tensor.item()` does: what is polled is a few steps old. A value is a
-    number for a tensor of one element, and else a list, as of `Tensor.tolist`. That of a tensor on
-    the CPU is there at once.
+    waits for the device, as `tensor.item()` does, so a polled value is a few steps old. A value is
+    a number for a tensor of one element, else a list, as from `Tensor.tolist`. The value of a CPU
+    tensor is available at once.
 
     number: which `put` the value of the last `poll` or `wait` comes from, counted from 1; 0 before
         there is a value.
 
-    An object is for one thread. While a CUDA graph is captured nothing can be put: put after each
-    replay.
+    Use an object in one thread only. During the capture of a CUDA graph `put` is not possible: put
+    after each replay.
     """
 
     def __init__(self) -> None:

@@ -101,14 +101,14 @@ def quantize_linears(
     """Replace each `nn.Linear` of a model by a layer with a weight of 4 or 8 bits.
 
     scheme: "int4" (`Int4Linear`), "int8" (`Int8Linear`), or "int8_dynamic" (`Int8Linear` that
-        rounds its inputs to 8 bits, too).
+        also rounds its inputs to 8 bits).
     group, symmetric: of "int4", see `jitkern.inference.int4.quantize`.
     only: called with the name and the module of each linear layer; those for which it returns False
         stay. Subclasses of `nn.Linear` stay in any case, since others may read their weights, and
         so do the layers of `nn.TransformerEncoderLayer`, which reads them itself.
 
-    Layer after layer is replaced, and the weight of one is freed before the next is quantized,
-    unless others hold it.
+    The layers are replaced one by one. The weight of a layer is freed before the next one is
+    quantized, unless others hold it.
 
     Returns the model, which is changed, unless it is itself an `nn.Linear`. Its state dict then has
     the tensors of the new layers, and is loaded into a model that the same call has changed; that

@@ -58,7 +58,7 @@ def heard() -> bool:
 def stats() -> dict[str, float]:
     """Return counts of this process: `hits`, `compiles`, `failures` and `seconds` of compiling.
 
-    `fetched` counts the misses that a remote answered, of which one may bring many entries.
+    `fetched` counts the misses that a remote answered; one answer may bring many entries.
     `runtimes` counts compilations of the launch runtime, which `compiles` leaves out.
     """
     return dict(_counts)

@@ -82,7 +82,7 @@ def evictable(
 
 
 def remove(cache: Root, paths: Iterable[Path]) -> list[Path]:
-    """Remove entries of the user root, at once for readers, and then free their space.
+    """Remove entries of the user root, atomically for readers, and then free their space.
 
     Returns the paths removed; a path that is not an entry of the user root is left alone. Raises
     CacheError, and removes nothing, where the root holds other files.

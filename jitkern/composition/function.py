@@ -33,8 +33,8 @@ class Pointwise(Definition):
     """A function of single elements: called with tensors, it is one kernel.
 
     It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
-    float64) and rounds once. `f >> g` is g of f's outputs in one kernel: they are g's first
-    arguments, and what else g takes becomes arguments of the composition, after f's.
+    float64) and rounds once. `f >> g` applies g to f's outputs in one kernel. They are g's first
+    arguments. The other arguments of g follow f's arguments in the composition.
     """
 
     def __init__(self, name: str, *formula: Any, **rest: Any) -> None:

@@ -28,7 +28,7 @@ _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
 
 
 def compose(*parts: Any) -> Any:
-    """Return one function of several: `compose(f, g)` is `f >> g`, f first.
+    """Compose several functions into one: `compose(f, g)` is `f >> g`, f runs first.
 
     parts: pointwise functions, and an op whose kernel takes them around it, if any (see
         docs/pointwise.md); or `@triton.jit` functions of values, of which an op is made.
@@ -69,8 +69,8 @@ def pointwise(
 ) -> Any:
     """Make a kernel of a function of single elements, written in plain PyTorch.
 
-    The function runs once, on symbols. Its parameters are tensors, but those annotated `float`,
-    `int` or `bool`, or with such a default, which are numbers: other values need no other kernel.
+    The function runs once, on symbols. Its parameters are tensors. Those annotated `float`, `int`
+    or `bool`, or with such a default, are numbers: other values need no other kernel.
 
     round: "once", at the end; or "eager", to the dtype of each operation's result, as PyTorch does.
     samples: `f(device)` yields argument tuples for tests and prewarm; by default tensors of

@@ -52,12 +52,12 @@ class Bandwidth(NamedTuple):
 class Roofline(NamedTuple):
     """The least time for a call, and the time that the call takes; see `jitkern.roofline`.
 
-    bytes, flops: what the call must move at least, and what it computes.
+    bytes, flops: the least that the call must move, and what it computes.
     intensity: flops for each byte.
     floor: the least seconds that the device needs for both.
     time: measured seconds of the kernels, the median; None if an argument is on meta.
     share: floor / time, which is at most about 1; None without a time.
-    bound: what the floor is bound by, "memory" or "arithmetic".
+    bound: what limits the floor, "memory" or "arithmetic".
     """
 
     bytes: int

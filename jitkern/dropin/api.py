@@ -39,7 +39,7 @@ def load_inline(
     no_implicit_headers: bool = False,  # noqa: FBT001, FBT002
     gil_not_used: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:
-    """A module compiled from texts; for a library that is no Python module, its path.
+    """Return a module compiled from texts; for a library without a Python module, its path.
 
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
@@ -85,11 +85,11 @@ def load(
     is_standalone: bool = False,  # noqa: FBT001, FBT002
     keep_intermediates: bool = True,  # noqa: ARG001, FBT001, FBT002
 ) -> Any:
-    """A module compiled from files; for a library or program, its path.
+    """Return a module compiled from files; for a library or program, its path.
 
     The arguments are those of `torch.utils.cpp_extension.load`. The key covers the content of the
     sources, and of the headers that they include from beside them and from `extra_include_paths`.
-    Raises ValueError if both a module and a program are asked for, FileNotFoundError for a
+    Raises ValueError if both a module and a program are requested, FileNotFoundError for a
     source that does not exist, and the errors of `load_inline`.
     """
     if is_python_module and is_standalone:

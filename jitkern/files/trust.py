@@ -48,7 +48,7 @@ class Layer(NamedTuple):
     """A root of the cache, and the conditions that its entries must meet.
 
     owners: users who may own entries that nobody else can write; None: any, the place is trusted.
-    keys: public keys, one of which must have signed each entry; empty where none is needed.
+    keys: public keys, one of which must have signed each entry; empty if no signature is needed.
     own: whether this is the user root, which this process writes to.
     vouched: whether the settings allow other users to write its directories.
     """

@@ -48,8 +48,8 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a module whose attributes are the ops of a package.
 
-    The files `kernel.py` of the package are imported when their ops are first asked for, by the
-    module or by `torch.ops.<namespace>`: the import of the module takes no longer for 200 ops than
+    The files `kernel.py` of the package are imported when their ops are first used, through the
+    module or `torch.ops.<namespace>`. So the import of the module takes no longer for 200 ops than
     for 4. Put an op into a folder of its name, as `softmax/kernel.py`, or of the first words of its
     name, as `softmax_backward`; to find other ops, the whole package is imported.
     """

@@ -55,8 +55,8 @@ class Op(DeclaredOp, Generic[Result]):
     """An op: a PyTorch reference, and kernels that compute it faster.
 
     Calling it calls the registered op. The decorators `reference`, `launch`, `tune`, `fake`,
-    `backward`, `samples` and `cost` complete the declaration. A type checker reads no schema: for
-    it, `scale: Op[Tensor] = kernel(...)` says what a call returns.
+    `backward`, `samples` and `cost` complete the declaration. A type checker reads no schema. For
+    it, `scale: Op[Tensor] = kernel(...)` declares what a call returns.
     """
 
     __doc__: Any = LazyAttribute("doc", __doc__)

@@ -42,16 +42,16 @@ def prewarm(
     ops: ops, or names of ops, namespaces, packages or modules; by default all declared ops.
     targets: targets or their texts; by default the targets of this machine.
     recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
-    shard: (part from 1, parts): do only this part of the work; "auto": the part that the engine
-        says which started this process (Slurm, Kubernetes, torchrun, MPI and others).
+    shard: (part from 1, parts): do only this part of the work; "auto": the part from the job
+        system that started this process (Slurm, Kubernetes, torchrun, MPI and others).
     jobs: the number of builds at once; by default from cores and free memory, and 1 in each part
         of an executor.
-    keep_going: whether to go on after a failed build.
+    keep_going: whether to continue after a failed build.
     refresh: whether to compile cached entries again; not with an executor.
     progress: called in this thread with a Step after each task, and for remarks.
     executor: builds in the workers of a `concurrent.futures.Executor`, or of submitit's, which
         import the packages of the ops by name. The entries come back into the cache of this
-        process. What this cache has is given to no worker.
+        process. Entries that this cache has are not built again.
     parts: the number of parts for the executor; by default 4 for each worker.
 
     Returns a Result for each entry, and for each task that failed or was skipped, with the reason.

@@ -84,9 +84,9 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
 
 
 def patch_triton(*packages: str | ModuleType) -> TritonPatch:
-    """Launch the `@triton.jit` functions of packages through the cache, without an edit of them.
+    """Launch the `@triton.jit` functions of packages through the cache, without changing them.
 
-    packages: modules or their names, such as "liger_kernel"; their submodules count, whether they
+    packages: modules or their names, such as "liger_kernel"; with their submodules, whether they
         are imported already or later.
 
     A function that jitkern does not take, or a launch that it refuses, goes to Triton as before,

@@ -47,8 +47,8 @@ FUNCTION = "jitkern_function"  # the symbol of a library that calls its kernel, 
 class Include(NamedTuple):
     """A directory that `#include` searches.
 
-    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version enters the
-    key in their place.
+    Its headers enter the key by content. With a `version` (CUTLASS, CCCL) the version enters the
+    key instead.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Include(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One of several files of a source, with compiler flags of its own."""
+    """One of several files of a source, with its own compiler flags."""
 
     file: str
     flags: tuple[str, ...] = ()
@@ -117,18 +117,18 @@ class _Signature:
 class Source:
     """Files of one kind in a kernel's folder, and how to compile them.
 
-    files: names relative to the folder that declares the kernel, or `Unit`s. Of several, each is
-        compiled by itself; an Extension links them.
+    files: names relative to the folder that declares the kernel, or `Unit`s. Each of several is
+        compiled separately; an Extension links them.
     include: more directories for `#include`; the folder and the `include` beside it are always
         searched.
-    flags: more compiler flags; they enter the key as they are.
-    text: the content of the file, in place of a file; `#include` searches the folder that declares
-        the kernel all the same.
+    flags: more compiler flags; they enter the key unchanged.
+    text: the content of the file, in place of a file; `#include` still searches the folder that
+        declares the kernel.
     environment: names of variables the build depends on; their values are passed on and enter
         the key.
     min_compiler: the oldest compiler version that may build the files, e.g. "12.8".
     strided: whether the kernels take tensors of any strides, so that a launch function may pass a
-        tensor without asking how it lies. Not for an Extension, which gets tensors whole.
+        tensor without reading its strides. Not for an Extension, which gets whole tensors.
     """
 
     kind: ClassVar[str] = ""
@@ -302,9 +302,9 @@ class Cuda(Source):
 
     Of several files, the file that defines a kernel is compiled for it.
 
-    arch_specific: compile for the features of one arch alone (wgmma, setmaxnreg, tcgen05): for
-        `sm_90a` where the target is `sm_90`, and so on from `sm_90` on. An older arch has no
-        such features, and stays as it is.
+    arch_specific: compile for the features of one arch only (wgmma, setmaxnreg, tcgen05): for
+        `sm_90a` if the target is `sm_90`, and so on from `sm_90` on. It does not change an
+        older arch, which has no such features.
     """
 
     kind: ClassVar[str] = "nvrtc"
@@ -413,17 +413,17 @@ class Triton(Source):
 class Extension(Source):
     """C++ or CUDA with Torch's headers that registers itself; one library of all its files.
 
-    Ops whose Extensions differ in `function` alone share one build.
+    Ops whose Extensions differ only in `function` share one build.
 
     function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
         plain name for a pybind function (the source holds its PYBIND11_MODULE). The function takes
         the arguments of the op.
-    name: what the cache calls it, and its last part is TORCH_EXTENSION_NAME; by default the name of
+    name: its name in the cache; the last part is TORCH_EXTENSION_NAME. The default is the name of
         the first file.
     libraries: names of libraries to link with: `foo` for libfoo.so or libfoo.a.
     library_dirs: directories to find them in, before the system's; relative to the folder. The
         libraries there enter the key by content, and shared ones are loaded before the extension.
-    ldflags: more flags of the linker; they enter the key as they are.
+    ldflags: more linker flags; they enter the key unchanged.
     """
 
     kind: ClassVar[str] = "extension"

@@ -19,14 +19,14 @@ def cross_entropy_in_place(
 
     Loss and gradient are computed together: the logits are read once, and no other memory of their
     size is needed. The backward pass multiplies the gradient by that of the loss on the GPU, where
-    it is not 1, and does not wait for it. Where no gradient is needed the logits stay as they are.
+    it is not 1, and does not wait for it. If no gradient is needed, the logits stay unchanged.
 
     logits: [rows, classes], contiguous, or [rows, classes, ...] with the classes last in memory;
         float16, bfloat16, float32 or float64. What computed them must not need them for its own
         gradient, as a matrix product does not.
     target: class indices of the shape [rows] or [rows, ...].
 
-    PyTorch's version counters keep this sound: a second backward pass, and one of an op that saved
+    PyTorch's version counters make this safe: a second backward pass, and one of an op that saved
     the logits, raise RuntimeError. So do logits that are a leaf of the graph, and arguments that do
     not fit.
     """

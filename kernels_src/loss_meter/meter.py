@@ -12,9 +12,9 @@ from jitkern.named_tuple import NamedTuple
 
 
 class LossStatistics(NamedTuple):
-    """What a `LossMeter` has seen: how many losses were finite, how many infinite or NaN (`bad`).
+    """Statistics of a `LossMeter`: how many losses were finite, how many infinite or NaN (`bad`).
 
-    sum, mean, min, max: of the finite losses; the last three are NaN while there is none.
+    sum, mean, min, max: of the finite losses; without one the last three are NaN.
     """
 
     finite: int

@@ -14,13 +14,13 @@ LAYOUTS = ("NHD", "HND")
 
 
 class PagedCache:
-    """Memory for the keys and values of many sequences, and who owns which page of it.
+    """Paged memory for the keys and values of many sequences.
 
     A sequence is a row of the block table. It owns pages, each for `page_size` tokens in all
     layers, and takes a new one from the free list when its last page is full. Forks share pages
-    until one of them writes into a page, which then gets a copy. Which pages are free is known on
-    the host; nothing waits for the device. What changes on the device is queued on the current
-    stream, on which the ops that use the cache must run, too. While that stream captures a CUDA
+    until one of them writes into a page, which then gets a copy. The host knows which pages are
+    free, so nothing waits for the device. Changes on the device are queued on the current stream,
+    and the ops that use the cache must run on the same stream. While that stream captures a CUDA
     graph, what changes sequences raises RuntimeError: the graph would repeat these very changes. An
     object belongs to one thread at a time.
 
