@@ -23,6 +23,7 @@ from jitkern.errors import TargetError
 from jitkern.named_tuple import NamedTuple
 
 EXAMPLE = "cuda-sm_90-cu130-torch2.11.0"
+OLDEST_CUDA = 120  # 12.0, as a target spells it
 EXAMPLES = f"`{EXAMPLE}` or `cpu-x86_64-torch2.13.0`"
 _PATTERN = r"""(?x)
         (?:cuda-(?P<sm>sm_[1-9]\d{1,2}[af]?)-cu(?P<cuda>\d{2,3}) | cpu-(?P<cpu>[a-z][a-z0-9_]*))
@@ -74,6 +75,13 @@ class Target(NamedTuple):
         if not match:
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
         part = match.groupdict(default="")
+        if part["cuda"] and int(part["cuda"]) < OLDEST_CUDA:
+            longer = part["cuda"] + "0"
+            near = f"; did you mean cu{longer}?" if OLDEST_CUDA <= int(longer) < 200 else ""
+            raise TargetError(
+                f"`{text}` is not a target: `cu{part['cuda']}` names a CUDA before 12.0, for which "
+                f"nothing is built: `cu120` and later are known{near}"
+            )
         device, arch = ("cuda", part["sm"]) if part["sm"] else ("cpu", part["cpu"])
         return cls(
             device, arch, part["cuda"], short_version(part["torch"]), part["platform"], part["abi"]

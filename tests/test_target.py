@@ -33,6 +33,13 @@ def test_what_does_not_parse_is_an_error_with_an_example(text):
         Target.parse(text)
 
 
+@pytest.mark.parametrize(("cuda", "meant"), [("13", "; did you mean cu130?"), ("110", "")])
+def test_a_cuda_that_nothing_is_built_for_is_an_error(cuda, meant):
+    with pytest.raises(TargetError) as caught:
+        Target.parse(f"cuda-sm_90-cu{cuda}-torch2.13.0")
+    assert str(caught.value).endswith(f"`cu120` and later are known{meant}")
+
+
 @pytest.mark.parametrize(
     ("version", "short"),
     [("2.11.0+cu130", "2.11.0"), ("2.13.0+cpu", "2.13.0"), ("2.13.0", "2.13.0"), ("2.13.0rc1", "2.13.0rc1"),

@@ -137,8 +137,8 @@ def nvrtc_for(target: Target) -> ctypes.CDLL:
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
     oldest = "{}.{}".format(*max((needed[0], 0), OLDEST_NVRTC))
     raise TargetError(
-        f"NVRTC {here} cannot build for {target}, which needs NVRTC {needed[0]}, {oldest} or "
-        f"later: {remedy}"
+        f"NVRTC {here} cannot build for {target}, which needs an NVRTC {needed[0]}, from {oldest} "
+        f"on: {remedy}"
     )
 
 
