@@ -67,7 +67,8 @@ class EntryFilter(NamedTuple):
     """A filter of entries: an entry passes if it fits every field.
 
     op: pattern with `*`, or several; ops of jitkern with or without their namespace.
-    target: pattern with `*`; includes the host code that is built for the target.
+    target: pattern with `*`, which may leave out the device and what follows a `-`; includes the
+        host code that is built for the target.
     kind, layer: as in Row.
     older_than: seconds since the last use of an entry, at least.
     larger_than: bytes of an entry, at least.
@@ -92,7 +93,8 @@ class EntryFilter(NamedTuple):
 
     def may_mean(self, target: str, name: str) -> bool:
         """Return whether an entry with this target and folder name may pass this filter."""
-        return _fits(target, (self.target, f"{self.target}-*") if self.target else ()) and _fits(
+        targets = [f"{device}{self.target}" for device in ("", "cpu-", "cuda-") if self.target]
+        return _fits(target, (*targets, *(f"{one}-*" for one in targets))) and _fits(
             name, tuple(map(folders_of, self._ops()))
         )
 
@@ -113,7 +115,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 def folders_of(op: str) -> str:
     """Return a pattern that fits the folder names of all entries of an op."""
-    plain = op.removeprefix("jitkern::").replace("::", ".")
+    plain = _plain(op)
     return plain[:_LONGEST] + "*" if re.fullmatch(r"[A-Za-z0-9_.*]+", plain) else "*"
 
 
@@ -156,17 +158,29 @@ def stats(cache: Cache, listed: Iterable[Row] | None = None) -> dict[str, Any]:
 
 
 def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
-    """Return the whole entries whose folder name contains, or whose digest starts with, `text`."""
+    """Return the whole entries of an op or a variant, or with a digest that begins so.
 
-    def named(_: str, name: str) -> bool:
-        return text in name or name.rpartition("-")[2].startswith(text[:16])
+    text: `softmax`, `softmax.f32`, the beginning of a digest, or that of an entry's name.
+    """
+    label, _, digits = text.rpartition("-")
+
+    def may_mean(_: str, name: str) -> bool:
+        folder, _, digest = name.rpartition("-")
+        return digest.startswith(digits[:16]) or _fits(folder, (folders_of(label or text),))
 
     return [
         (row, entry)
-        for row, entry in _filtered(cache, EntryFilter(), "size", named)
+        for row, entry in _filtered(cache, EntryFilter(), "size", may_mean)
         if isinstance(entry, Entry)
-        and (text in entry.path.name or entry.manifest.digest.startswith(text))
+        and (
+            _plain(text) in (_plain(row.op), name := entry.path.name.rpartition("-")[0])
+            or (entry.manifest.digest.startswith(digits) and label in ("", name))
+        )
     ]
+
+
+def _plain(op: str) -> str:
+    return op.removeprefix("jitkern::").replace("::", ".")
 
 
 def chosen(cache: Cache, wanted: EntryFilter) -> list[Entry]:

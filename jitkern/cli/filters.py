@@ -30,7 +30,8 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         default="",
-        help="only this target (and host code for it); `*` stands for anything",
+        help="only this target (and host code for it), or its beginning, as in sm_90; `*` stands "
+        "for anything",
     )
     parser.add_argument(
         "--kind", choices=KINDS, default="", metavar="K", help=f"one of {', '.join(KINDS)}"
@@ -65,6 +66,9 @@ def named(args: argparse.Namespace, chosen: list[T]) -> list[T]:
             known = {n for row in every for n in (row.op, row.op.removeprefix("jitkern::"))}
             if field != "op":
                 known = {getattr(row, field) for row in every}
+            if field == "target":  # and what it may leave out
+                parts = [target.split("-")[start:] for target in known for start in (0, 1)]
+                known = {"-".join(some[:end]) for some in parts for end in range(1, len(some) + 1)}
             raise UsageError(
                 f"no entry of {config.current().cache_dir} has the {field} `{name}`"
                 + meant(name, known)

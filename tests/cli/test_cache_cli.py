@@ -72,6 +72,9 @@ def test_ls_filters(put, rows, target):
     both = rows("ls", "--op", "mylib::gelu", "--op", "softmax")
     assert {r["op"] for r in both} == {"mylib::gelu", "jitkern::softmax"}
     assert [r["op"] for r in rows("ls", "--target", "*torch2.11.0")] == ["mylib::gelu"]
+    printed = str(target).partition("-")[2]
+    for name in (printed, target.arch, f"cpu-{target.arch}", "cpu"):
+        assert len(rows("ls", "--target", name)) == (2 if name == printed else 3), name
     assert [r["op"] for r in rows("ls", "--larger-than", "40k")] == ["mylib::softmax"]
     assert [r["op"] for r in rows("ls", "--older-than", "2d")] == ["mylib::gelu"]
     assert rows("ls", "--kind", "triton") == []
@@ -335,6 +338,18 @@ def test_few_entries_are_read_where_few_are_meant(put, cli, looked_at):
     assert read_by("explain", "mylib.d")[:1] == ["mylib.d"]
     assert read_by("stats") == []
     assert sorted(read_by("verify")) == [f"mylib.{name}" for name in "abcdef"]
+
+
+def test_show_refuses_a_text_of_several_entries(put, cli):
+    entries = [put("mylib::a", template=(("T", f"N{i}"),)) for i in range(12)]
+    for text in ("mylib::a", ""):
+        code, out, err = cli("cache", "show", text)
+        assert (code, out, len(err.splitlines())) == (2, "", 11)
+        assert "names 12 entries:" in err and "by its digest" in err
+    alone = entries[0].path.name
+    assert cli("cache", "show", alone)[1].splitlines()[0] == str(entries[0].path)
+    assert cli("cache", "show", "mylib")[0] == 2
+    assert cli("cache", "ls", "--target", "x86_46")[2].count("did you mean x86_64?") == 1
 
 
 def test_an_entry_is_found_by_its_digest(put, cli):

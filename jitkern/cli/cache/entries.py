@@ -15,8 +15,9 @@ from jitkern.cache_tools.check import counted, human_age, human_bytes
 from jitkern.cli.explain import SHORT, explain_entries, found
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import on_screen, print_json, print_table
+from jitkern.cli.parser import UsageError
 
-MOST = 8  # targets, and ops, whose sizes are listed
+MOST = 8  # targets and ops whose sizes are listed, and entries that one text names
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -39,7 +40,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     listing.add_argument("--reverse", action="store_true", help="the other way round")
     listing.add_argument("--limit", type=_count, metavar="N", help="only the first N")
     show = add("show", run_show, "print the manifest of an entry: every input of its key")
-    show.add_argument("entry", help="part of an entry's name, or the beginning of its digest")
+    show.add_argument("entry", help="the beginning of a digest, or an op or variant of one entry")
     verify = add(
         "verify", run_verify, "compare the hash of every file with its manifest; 1 on any damage"
     )
@@ -47,7 +48,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     explain = add(
         "explain", explain_entries, "print which inputs differ between an entry and the nearest one"
     )
-    explain.add_argument("op", metavar="KEY", help="part of an entry's name, or of its digest")
+    explain.add_argument("op", metavar="KEY", help="the beginning of a digest, an op, or a variant")
     stats = add("stats", run_stats, "the number of entries, and what takes the space")
     add_filters(stats)
 
@@ -94,6 +95,13 @@ def run_ls(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     matches = found(args.entry)
+    names = {f"{row.target}/{entry.path.name}": None for row, entry in matches}  # in several layers
+    if len(names) > 1:
+        raise UsageError(
+            "\n  ".join([f"`{args.entry}` names {len(names)} entries:", *list(names)[:MOST]])
+            + f"\n  and {len(names) - MOST} more: `jitkern cache ls`" * (len(names) > MOST)
+            + "\nname one of them by its digest, the digits after the last `-`"
+        )
     if args.json:
         print_json(
             entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in matches]
