@@ -158,6 +158,10 @@ def _load(path: Path) -> Ed25519PrivateKey:
             f"the private key {path} cannot be read: {e.strerror}; "
             "`jitkern cache keygen` makes a new one"
         ) from e
+    if data.startswith(b"ed25519 ") or b"-BEGIN PUBLIC KEY-" in data:
+        named = path.suffix == PUBLIC
+        private = f"{path.with_suffix('')}" if named else f"the file without `{PUBLIC}`"
+        raise JitkernError(f"{path} is a public key: sign with its private key, {private}")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise JitkernError(
             f"the private key {path} is open to other users (mode {mode:o}), who could sign with "
