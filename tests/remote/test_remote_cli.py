@@ -18,6 +18,7 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.remote import layout
 from jitkern.remote.opening import opened
+from jitkern.remote.store import Object
 from jitkern.target import Target
 
 CPU = str(Target.current("cpu"))
@@ -84,6 +85,14 @@ def test_a_missing_or_wrong_remote_is_a_misuse(cli):
         assert (code, "JITKERN_REMOTE" in err) == (2, True), err
     code, _, err = cli("remote", "ls", "ftp://kernels")
     assert (code, "`ftp://kernels` names no remote: expected https://…" in err) == (2, True)
+
+
+def test_a_place_where_nothing_was_pushed_is_a_problem(cli, tmp_path):
+    for command in ("check", "pull", "ls", "prune"):
+        option = ["--from"] if command == "pull" else []
+        code, out, err = cli("remote", command, *option, (tmp_path / "nowhere").as_uri())
+        assert code == (2 if command == "pull" else 1), command  # no key is trusted
+        assert command == "pull" or "nothing was pushed" in out + err
 
 
 def test_offline_no_command_asks_a_remote(cli, stocked, remote_url, directory, monkeypatch):
@@ -305,7 +314,7 @@ def test_what_cannot_be_written_is_said_before_packing(cli, stocked, monkeypatch
         url = "https://kernels.example"
 
         def get(self, name, *, limit, unless=None):
-            return None
+            return Object(layout.ROOT_CONTENT, None) if name == layout.ROOT else None
 
     monkeypatch.setattr("jitkern.remote.opening.opened", lambda _: ReadOnly())
     for command in (["push", "--unsigned", "--to"], ["prune"]):

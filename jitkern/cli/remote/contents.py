@@ -10,7 +10,13 @@ from jitkern import remote
 from jitkern.cache_tools.check import counted, human_age, human_bytes
 from jitkern.cli.output import agreed, print_json, print_table
 from jitkern.cli.parser import at_least_one
-from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
+from jitkern.cli.remote.connection import (
+    check_filled,
+    connected,
+    machines_of,
+    url_of,
+    writable,
+)
 from jitkern.config import values
 from jitkern.errors import SettingError
 from jitkern.remote.index import read_index
@@ -53,6 +59,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
 
 def run_ls(args: argparse.Namespace) -> int:
     with connected(url_of(args.url)) as store:
+        check_filled(store)
         objects = _objects(store)
         machines = remote.prune.machines_of(objects) if objects else machines_of([])
         indexes = {machine: read_index(store, machine)[0] for machine in machines}
@@ -87,6 +94,7 @@ def run_ls(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     with connected(url_of(args.url)) as readable:
         store = writable(readable)
+        check_filled(store)
 
         def prune(*, dry_run: bool) -> Pruned:
             return remote.prune.prune(
