@@ -10,7 +10,10 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import os
+import pkgutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,10 +161,12 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 broken[name] = _leave_out(name, e)
                 ops = op_room.all_ops.ops_named(name)
         if not ops and name not in broken:
-            known = op_room.all_ops.all_ops()
+            known = [
+                n for op in op_room.all_ops.all_ops() for n in (op, op.removeprefix("jitkern::"))
+            ]
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels"
-                + meant(name, [n for op in known for n in (op, op.removeprefix("jitkern::"))])
+                + (_of_path(name) or meant(name, [*known, *_beside(name)]))
                 + "; `jitkern list` prints all"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
@@ -169,6 +174,29 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
         chosen.update((op.name, op) for op in ops)
     result = chosen if names else op_room.all_ops.all_ops()
     return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
+
+
+def _beside(module: str) -> Iterator[str]:
+    """Yield the modules of the package around a module that is not there."""
+    package, _, _ = module.rpartition(".")
+    for found in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
+        yield f"{package}.{found.name}"
+
+
+def _of_path(text: str) -> str:
+    """Return the end of a message about a path to a module: its name, and where to stand."""
+    path = Path(text).absolute()
+    path = Path(os.path.normpath(path / "kernel.py" if (path / "kernel.py").is_file() else path))
+    if not path.exists() or not (os.sep in text or text.endswith(".py")):
+        return ""
+    here = root = path.parent if path.suffix == ".py" else path
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    if root == here and path.name == "kernel.py":  # a kernel's folder, which need not be a package
+        root = root.parent
+    name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    where = "" if root == Path.cwd() else f", in the folder {root}"
+    return f"; a path is not a name: write `{name}`{where}" if name else ""
 
 
 def _declare(call: RecordedCall, path: Path, names: list[str]) -> None:

@@ -244,6 +244,20 @@ def test_a_module_of_a_package_can_be_named(cli, package):
         assert (code, f"`{name}` is not an op" in err) == (2, True), err
 
 
+def test_a_path_and_a_misspelt_module_are_told_the_name(cli, package, tmp_path, monkeypatch):
+    package("pathed", ops=op_text("pathed_ops", "f", GOOD))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "kernel.py").touch()
+    for name in ("./alone", "alone/kernel.py", "../alone/kernel.py", "pathed/ops.py"):
+        inside = name.startswith("..")
+        monkeypatch.chdir(tmp_path / "pathed" if inside else tmp_path)
+        says = "pathed.ops" if name == "pathed/ops.py" else "alone.kernel"
+        code, _, err = cli("list", name)
+        where = f", in the folder {tmp_path};" if inside else ";"
+        assert (code, f"a path is not a name: write `{says}`{where}" in err) == (2, True), err
+    assert "did you mean pathed.ops?" in cli("list", "pathed.opss")[2]
+
+
 def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
     package("deep", below="")
     for folder in ("deep/one/two", "deep/no-module"):
