@@ -26,12 +26,12 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1337,
+    "beside": 1345,
     "files": 447,
     "config": 1012,
     "cache": 1913,
     "source": 4046,
-    "cache_tools": 1815,
+    "cache_tools": 1833,
     "remote": 2314,
     "calls": 740,
     "compilers": 5379,
@@ -45,11 +45,11 @@ BUDGETS = {
     "raw": 686,
     "dropin": 560,
     "composition": 4037,
-    "prewarming": 1890,
+    "prewarming": 1914,
     "devtools": 776,
     "inference": 32,
     "service": 1614,
-    "cli": 3349,
+    "cli": 3458,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -152,7 +152,7 @@ def _unmatched(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Res
             if known and any(target.device == device for target in targets):
                 continue
             remedy = (
-                f"no target is of this device: add e.g. --target {_example(device)}" if known
+                f"no target is of this device: add e.g. --target {example(device)}" if known
                 else f"the op has no {kind} source for it any more; record again"
             )  # fmt: skip
             count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
@@ -161,6 +161,7 @@ def _unmatched(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Res
     return results
 
 
-def _example(device: str) -> Target:
+def example(device: str) -> Target:
+    """Return a target of a device, for messages."""
     this = Target.current("cpu")
     return this if device == "cpu" else Target.parse(EXAMPLE)._replace(torch=this.torch)

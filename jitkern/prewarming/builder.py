@@ -157,7 +157,10 @@ class Builder:
         if left and not self._stopped:
             built = (
                 self._elsewhere.built([*left], lambda: self._stopped) if self._elsewhere
-                else built_here([*left], self._jobs, lambda: self._stopped, refresh=self._refresh)
+                else built_here(
+                    [*left], self._jobs, lambda: self._stopped,
+                    early=self._early, refresh=self._refresh,
+                )
             )  # fmt: skip
             with contextlib.closing(built):
                 for kernel, result in built:
@@ -251,6 +254,15 @@ class Builder:
         if result.path or not kernel.optional:
             self._results[kernel] = result
         self._tell(result)
+
+    def _early(self, kernel: Kernel) -> bool:
+        """Whether nothing is there yet that a kernel serves, which calls do without."""
+        works = [work for work in self._works if kernel.optional and kernel in work.of_all_ops]
+        return kernel.optional and not any(
+            not work.kernels
+            or any(k in self._results and self._results[k].path for k in work.kernels)
+            for work in works
+        )
 
     def _has_another(self, choices: list[list[set[Kernel]]]) -> bool:
         """Whether a call has a configuration left without a failed launch."""

@@ -78,7 +78,8 @@ class Step(NamedTuple):
 class Kernel(NamedTuple):
     """A variant to compile, which several groups may need.
 
-    place: the line that launches it. optional: whether calls do without it, if it does not compile.
+    place: the line that launches it. optional: whether calls do without it: it is begun once a
+    kernel that it serves is there, and may fail.
     """
 
     variant: Variant
@@ -133,15 +134,22 @@ class Kernel(NamedTuple):
 
 
 def built_here(
-    kernels: Sequence[Kernel], jobs: int, stopped: Callable[[], bool], *, refresh: bool = False
+    kernels: Sequence[Kernel],
+    jobs: int,
+    stopped: Callable[[], bool],
+    *,
+    early: Callable[[Kernel], bool] = lambda _: False,
+    refresh: bool = False,
 ) -> Generator[tuple[Kernel, Result], None, None]:
-    """Yield each kernel with its result, built in processes of this machine, `jobs` at once.
+    """Yield kernels with their results, built in processes of this machine, `jobs` at once.
 
-    stopped: whether to begin no more. Raises CacheError if nothing can be kept.
+    stopped: whether to begin no more. early: whether a kernel is not to begin yet; it is asked
+    again after each result. Raises CacheError if nothing can be kept.
     """
     extensions = sum(kernel.variant.source.runs == ITSELF for kernel in kernels)
     compilers = max(1, jobs // max(1, extensions))  # only those of extensions run several
-    waiting = deque(range(len(kernels)))
+    later = [number for number, kernel in enumerate(kernels) if early(kernel)]
+    waiting = deque(number for number in range(len(kernels)) if number not in later)
     done = workers.results(
         waiting,
         lambda number: kernels[number].built(compilers, refresh=refresh),
@@ -151,6 +159,9 @@ def built_here(
         for number, result in done:
             dead = isinstance(result, workers.Died)
             yield kernels[number], kernels[number].failed(str(result)) if dead else result
+            ready = [other for other in later if not early(kernels[other])]
+            later = [other for other in later if other not in ready]
+            waiting.extendleft(ready)
             if stopped():
                 waiting.clear()
 

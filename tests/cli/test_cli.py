@@ -17,7 +17,8 @@ from helpers import H100, REPOSITORY, kernels, last_json, needs_nvrtc
 
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
-from jitkern.errors import NotCached
+from jitkern.errors import CompilerNotFound, NotCached
+from jitkern.op import recorder
 from jitkern.op.all_ops import all_ops
 from jitkern.op.op import OPS
 from jitkern.prewarming.builder import Step
@@ -201,6 +202,18 @@ def test_an_op_without_samples_is_a_miss(cli, package):
         assert f"{row['op']}: no sample calls: add `@op.samples`" in row["reason"]
     assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
     assert cli("prewarm", "unsampled::good", "--fail-on-miss")[0] == 0
+    code, _, err = cli("prewarm", "unsampled::none")
+    assert (code, "nothing was built for unsampled::none: everything was skip" in err) == (1, True)
+    assert cli("prewarm", "unsampled::none", "--shard", "1/2")[0] == 0
+
+
+def test_an_op_without_a_kernel_for_the_targets_is_told(cli, package, tmp_path):
+    text = op_text("elsewhere", "f", GOOD).replace("cpp", "cu").replace("cpu", "cuda")
+    package("elsewhere", kernel=text.replace("Cpp", "Cuda"))
+    (tmp_path / "elsewhere" / "k.cu").touch()
+    code, out, err = cli("prewarm", "elsewhere", "--target", str(Target.current("cpu")))
+    assert (code, "0 built" in out) == (1, True)
+    assert "elsewhere::f: their kernels are for cuda: add e.g. --target cuda-sm_90-cu130-" in err
 
 
 def test_a_package_that_raises_is_left_out_and_the_rest_is_built(cli, package):
@@ -357,8 +370,23 @@ def test_no_compiler_is_skipped_with_the_remedy(cli):
     with config.using(cxx="no-such-compiler"):
         code, out, _ = cli("prewarm", "vec_add", "--json")
     report = last_json(out)
-    assert (code, report["skipped"]) == (0, 4)
+    assert (code, report["skipped"]) == (1, 4)
     assert "apt-get install g++" in report["results"][0]["reason"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatch, there):
+    begun, ensure = [], jit.ensure_and_tell
+
+    def begin(variant, target, **options):
+        begun.append(variant.op)
+        if variant.op == recorder.NAME or (variant.op == "jitkern::softmax" and not there):
+            raise CompilerNotFound("none is here")
+        return ensure(variant, target, **options)
+
+    monkeypatch.setattr(jit, "ensure_and_tell", begin)
+    cli("prewarm", "softmax", "--jobs", "1", "--target", str(Target.current("cpu")))
+    assert (recorder.NAME in begun, begun.count("jitkern::softmax") > 1) == (there, True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Compile ahead of the first call, for this machine or for any target, with or without its device.
 
-A second run compiles nothing. What this machine cannot build is skipped, with the reason.
+A second run compiles nothing. What this machine cannot build is skipped, with the reason. Exit code
+1 if something failed, or if nothing was built or cached of what was asked for.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jitkern.cache_tools.check import human_bytes
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import YELLOW, Progress, print_json, say
 from jitkern.cli.parser import UsageError, at_least_one
-from jitkern.cli.prewarm.report import Failures, print_ops, print_rows
+from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
 from jitkern.cli.remote.connection import pushable, telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.remote.store import Store
-from jitkern.target import EXAMPLE
+from jitkern.target import EXAMPLE, Target, short_version
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -103,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.engine:
         engine = prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
     targets = choose_targets(args.target)
+    _remark_versions(targets)
     if args.recording:
         wanted, broken = choose_recorded(args.recording, args.what)
     else:
@@ -149,7 +151,19 @@ def run(args: argparse.Namespace) -> int:
             f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, "
             f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
         )
-    return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
+    nothing = why_nothing(wanted, targets, results) if args.shard[1] == 1 else ""
+    if nothing:
+        say(nothing)
+    return 1 if count["failed"] or nothing or (args.fail_on_miss and count["skipped"]) else 0
+
+
+def _remark_versions(targets: Iterable[Target]) -> None:
+    """Tell of targets for another Torch, whose version cannot be checked here."""
+    import torch
+
+    here = short_version(torch.__version__)
+    for other in dict.fromkeys(target.torch for target in targets if target.torch != here):
+        say(f"Torch here is {here}: only machines with Torch {other} use this build", code=YELLOW)
 
 
 def _push(

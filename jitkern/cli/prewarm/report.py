@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from jitkern import prewarming
 from jitkern.cache_tools.check import counted, headline
-from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.cli.output import RED, YELLOW, Progress, print_table, say, styled
 from jitkern.errors import TargetError
+from jitkern.op import recorder
+from jitkern.runtime import binding
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.prewarming.op_calls import OpCalls
+    from jitkern.prewarming.tasks import Result, Step
+
+_MOST = 3  # ops that a sentence names
+_PURPOSES = {  # of the entries that no op has for itself, where they are built
+    binding.OP: "calls kernels from C, for all ops",
+    recorder.NAME: "records calls for gradients in C++, for all ops",
+}
 
 
 class Failures:
@@ -19,17 +31,17 @@ class Failures:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._alike: dict[str, list[prewarming.tasks.Result]] = {}
-        self._shown: set[prewarming.tasks.Result] = set()
+        self._alike: dict[str, list[Result]] = {}
+        self._shown: set[Result] = set()
 
-    def step(self, step: prewarming.tasks.Step) -> None:
+    def step(self, step: Step) -> None:
         """Show a step, and the error of a failed one."""
         if step.result and step.result.status == "failed":
             self._progress.clear()
             self._note(step.result)
         self._progress(step)
 
-    def rest(self, results: Iterable[prewarming.tasks.Result]) -> None:
+    def rest(self, results: Iterable[Result]) -> None:
         """Print the errors that no step told, and what failed as something before it."""
         for result in results:
             if result.status == "failed" and result not in self._shown:
@@ -39,7 +51,7 @@ class Failures:
             if names:
                 say(f"the same error as of {_name_of(first)}: {', '.join(names)}")
 
-    def _note(self, result: prewarming.tasks.Result) -> None:
+    def _note(self, result: Result) -> None:
         self._shown.add(result)
         line, rest = headline(result.reason)
         alike = self._alike.setdefault(line, [])
@@ -54,26 +66,53 @@ class Failures:
         sys.stderr.flush()
 
 
-def _name_of(result: prewarming.tasks.Result, beside: prewarming.tasks.Result | None = None) -> str:
+def _name_of(result: Result, beside: Result | None = None) -> str:
     """Return op, variant and target of a result, without what it shares with the one `beside`."""
     fields = (result.op, result.variant, result.target)
     known = (beside.op, "", beside.target) if beside else ()
     return " ".join(field for field in fields if field and field not in known) or result.op
 
 
-def print_ops(results: list[prewarming.tasks.Result]) -> None:
+def why_nothing(
+    wanted: Sequence[OpCalls], targets: Sequence[Target], results: Iterable[Result]
+) -> str:
+    """Return why there is no entry of the wanted ops; "" if there is one, or if some failed."""
+    results = [result for result in results if result.op not in _PURPOSES]
+    if any(result.path or result.status == "failed" for result in results):
+        return ""
+    ops = {one.op.name: {*filter(one.op.sources.get, one.op.sources)} for one in wanted}
+    names = ", ".join(ops) if len(ops) <= _MOST else f"{len(ops)} ops"
+    devices = sorted(set().union(*ops.values()))
+    if results:
+        why = "everything was skipped, for the reasons above"
+    elif not devices:
+        why = "they have no kernels, and their PyTorch references need no build"
+    elif {*devices}.isdisjoint(target.device for target in targets):
+        why = (
+            f"their kernels are for {' and '.join(devices)}: add e.g. "
+            f"--target {prewarming.api.example(devices[-1])}"
+        )
+    else:
+        why = "the recording has no calls of them"
+    return f"nothing was built for {names}: {why}"
+
+
+def print_ops(results: list[Result]) -> None:
     """Print a line for each op and target."""
-    groups: dict[tuple[str, str], list[prewarming.tasks.Result]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     labels = _labels(results)
     for r in results:
-        if r.op not in OF_ALL_OPS or r.status == "failed":
+        if r.op not in _PURPOSES or r.status in ("built", "failed"):
             groups[r.op.removeprefix("jitkern::"), labels[r.target]].append(r)
     rows = []
     for (op, target), group in sorted(groups.items()):
         made = [r for r in group if r.path]
         calls = sum(r.variant.startswith("call.") for r in made)
         kernels = len(made) - calls
-        texts = [counted(kernels, "kernel"), *([counted(calls, "record")] if calls else [])]
+        texts = [
+            _PURPOSES.get(group[0].op) or counted(kernels, "kernel"),
+            *([counted(calls, "record")] if calls else []),
+        ]
         for status, code in (("failed", RED), ("skipped", YELLOW)):
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []
@@ -85,7 +124,7 @@ def print_ops(results: list[prewarming.tasks.Result]) -> None:
         print(f"{op:{widths[0]}}  {target:{widths[1]}}  {text}  {time_}".rstrip())
 
 
-def _labels(results: Iterable[prewarming.tasks.Result]) -> dict[str, str]:
+def _labels(results: Iterable[Result]) -> dict[str, str]:
     """Return a short name for each target: its arch, or `cpu`, if no other has this name."""
     whole: dict[str, tuple[str, str]] = {}
     for text in dict.fromkeys(result.target for result in results):
@@ -106,7 +145,7 @@ def _labels(results: Iterable[prewarming.tasks.Result]) -> dict[str, str]:
     }
 
 
-def print_rows(results: list[prewarming.tasks.Result]) -> None:
+def print_rows(results: list[Result]) -> None:
     """Print a line for each entry."""
     rows = [
         (
