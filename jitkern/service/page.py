@@ -27,7 +27,7 @@ h1 { font-size: 1.5rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p { margin: .25rem 0; }
 small { opacity: .75; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: .75rem; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .75rem; }
 dl div { background: var(--soft); border-radius: .5rem; padding: .5rem .75rem; }
 dd { margin: 0; font-size: 1.5rem; }
 dd small { display: block; font-size: .8rem; }
@@ -40,7 +40,7 @@ td { overflow-wrap: break-word; vertical-align: top; }
 .failures td:last-child {
   color: var(--bad); font: .85rem/1.5 ui-monospace, monospace; overflow-wrap: anywhere;
 }
-@media (max-width: 40rem) {
+@media (max-width: 44rem) {
   thead { display: none; }
   tr { display: block; padding: .35rem 0; border-bottom: 1px solid var(--line); }
   td { display: block; padding: 0; border: 0; }

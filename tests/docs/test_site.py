@@ -10,6 +10,7 @@ import sys
 from urllib.parse import unquote
 
 import pytest
+from browser import OUTSIDE, chromium
 from helpers import REPOSITORY
 from pages import DOCS
 
@@ -19,6 +20,16 @@ mkdocs = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("material", "mkdocs", "mkdocstrings"))),
     reason="needs the extra docs: pip install jitkern[docs]",
 )
+
+
+# First lines of code of which an icon covers what can be seen.
+COVERED = """[...document.querySelectorAll(".md-code__nav")].filter(nav => {
+  const code = nav.parentElement.querySelector("code"), text = document.createRange();
+  text.selectNodeContents(code);
+  const icon = nav.getBoundingClientRect(), edge = code.getBoundingClientRect().right;
+  return [...text.getClientRects()].some(t => t.width && Math.min(t.right, edge) > icon.left
+    && t.left < icon.right && t.bottom > icon.top && t.top < icon.bottom);
+}).map(nav => nav.parentElement.innerText.split("\\n")[0])"""
 
 
 class Page(html.parser.HTMLParser):
@@ -35,16 +46,23 @@ class Page(html.parser.HTMLParser):
         self.links += [given[name] for name in ("href", "src") if given.get(name)]
 
 
-@mkdocs
-@pytest.mark.long
-def test_the_site_builds_without_a_warning_and_no_link_is_broken(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=REPOSITORY, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    pages = {path: Page(path.read_text()) for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+@mkdocs
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
+    pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     assert {path.name for path in pages} >= {f"{page.stem}.html" for page in DOCS.glob("*.md")}
     checked = 0
     for path, page in pages.items():
@@ -61,6 +79,24 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(tmp_path):
             checked += 1
         assert '"content.code.copy"' in path.read_text()
     assert checked > 500
+
+
+@mkdocs
+@pytest.mark.long
+def test_in_a_browser_nothing_is_cut_and_no_icon_covers_code(site, tmp_path):
+    icons = 0
+    with chromium(tmp_path) as browser:
+        for page in sorted(site.glob("*.html")):
+            for width in (1280, 400):
+                browser.open(page.as_uri(), width)
+                assert browser.value(OUTSIDE) == [], (page.name, width)
+                assert browser.value(COVERED) == [], (page.name, width)
+                icons += browser.value("document.querySelectorAll('.md-code__nav').length")
+                if width == 1280:
+                    wide = "[...document.querySelectorAll('.md-content :is(pre > code, .md-typeset__scrollwrap)')]"
+                    cut = f"{wide}.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
+                    assert browser.value(cut) == [], page.name
+    assert icons > 100
 
 
 def test_plots_show_what_was_measured():
