@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def after_fork(*renewed: Any, held: Any = None) -> None:

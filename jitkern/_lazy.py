@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
+import _thread
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
-from typing import Any
 
 from jitkern._fork import after_fork
+
+TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any
 
 IMPORTED = time.time_ns()  # before any other module that runs; see runtime.code_version
 FORK_WAITS = 10.0  # seconds, at most, for imports of other threads
 
 
-def on_first_use(
-    room: str, homes: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[str], Any]:
+def on_first_use(room: str, homes: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """Return the `__getattr__` of a room (PEP 562), which imports its modules on first use.
 
     homes: public names of the room itself, with the modules that define them.
     """
 
     def attribute(name: str) -> Any:
-        if name in homes:
+        if homes and name in homes:
             value = getattr(_imported(f"{room}.{homes[name]}"), name)
             vars(sys.modules[room])[name] = value
             return value
@@ -48,11 +48,11 @@ class _Importing:
     """
 
     def __init__(self) -> None:
-        self._gate = threading.Condition()
+        self._gate = _thread.allocate_lock()
         self._depths: dict[int, int] = {}  # of imports within imports, by thread
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
+        me = _thread.get_ident()
         if me in self._depths:
             self._depths[me] += 1
             return
@@ -60,17 +60,20 @@ class _Importing:
             self._depths[me] = 1
 
     def __exit__(self, *_: object) -> None:
-        me = threading.get_ident()
+        me = _thread.get_ident()
         self._depths[me] -= 1
         if not self._depths[me]:
             with self._gate:
                 del self._depths[me]
-                self._gate.notify_all()
 
     def acquire(self) -> None:
         """Block new imports, and wait up to FORK_WAITS seconds for running ones."""
+        end = time.monotonic() + FORK_WAITS
         self._gate.acquire()
-        self._gate.wait_for(lambda: self._depths.keys() <= {threading.get_ident()}, FORK_WAITS)
+        while not self._depths.keys() <= {_thread.get_ident()} and time.monotonic() < end:
+            self._gate.release()
+            time.sleep(0.001)
+            self._gate.acquire()
 
     def release(self) -> None:
         """Let threads import again."""
@@ -78,8 +81,8 @@ class _Importing:
 
     def forget(self) -> None:
         """Forget, in a forked child, the threads of its parent."""
-        me = threading.get_ident()
-        self._gate = threading.Condition()
+        me = _thread.get_ident()
+        self._gate = _thread.allocate_lock()
         self._depths = {thread: n for thread, n in self._depths.items() if thread == me}
 
 
@@ -88,7 +91,8 @@ _importing = _Importing()
 
 def _imported(name: str) -> ModuleType:
     with _importing:
-        return importlib.import_module(name)
+        __import__(name)  # `importlib` would take a while
+        return sys.modules[name]
 
 
 after_fork(_importing.forget, held=_importing)
