@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -95,8 +94,6 @@ def _cuda_of_torch() -> str:
     if not spec or not spec.origin:
         return ""
     try:
-        text = Path(spec.origin).with_name("version.py").read_text()
+        return targets.cuda_in(Path(spec.origin).with_name("version.py").read_text())
     except OSError:
         return ""
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)", text, re.MULTILINE)
-    return match.group(1).replace(".", "") if match else ""

@@ -275,6 +275,12 @@ def _capability(index: int) -> tuple[int, int]:
     raise TargetError(f"there is no GPU {index}: the number of visible GPUs is {len(capabilities)}")
 
 
+def cuda_in(text: str) -> str:
+    """Return the CUDA version of Torch, e.g. `130`, from the text of torch/version.py, or ""."""
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)", text, re.MULTILINE)
+    return match[1].replace(".", "") if match else ""
+
+
 def nvml_capabilities() -> list[tuple[int, int]]:
     """Return the compute capability of each visible GPU from NVML, which needs no CUDA context."""
     try:

@@ -19,25 +19,25 @@ ROOT = Path(__file__).parent.parent
 # From the ground up: a room, or a module beside the rooms, imports from its own room and from those
 # before it.
 ORDER = (
-    "_version", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
+    "_version", "_command", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
     "calls", "compilers", "loading", "jit", "adopt", "mega_cache", "launch", "trace", "runtime", "op", "raw",
     "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
     "testing",
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1345,
+    "beside": 1475,
     "files": 447,
     "config": 1012,
-    "cache": 1913,
+    "cache": 1927,
     "source": 4046,
-    "cache_tools": 1833,
+    "cache_tools": 1830,
     "remote": 2314,
     "calls": 740,
     "compilers": 5379,
     "loading": 645,
     "jit": 825,
-    "adopt": 1497,
+    "adopt": 1593,
     "launch": 3275,
     "trace": 2802,
     "runtime": 3260,
@@ -49,7 +49,7 @@ BUDGETS = {
     "devtools": 776,
     "inference": 32,
     "service": 1614,
-    "cli": 3458,
+    "cli": 3456,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -6,10 +6,9 @@ there become entries of the cache, which travel as all entries do: in layers, bu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jitkern._lazy import on_first_use
 
+TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
 if TYPE_CHECKING:
     from jitkern.adopt import (
         events as events,
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
         jits as jits,
         machine as machine,
         run as run,
+        start as start,
     )
 else:
     __getattr__ = on_first_use(__name__)

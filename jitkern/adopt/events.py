@@ -1,4 +1,4 @@
-"""What happens in the processes of a run: lines of JSON in one file.
+"""What happens in the processes of a run: lines of JSON in one file; and which commands compile.
 
 Programs read this file by itself, also in environments without jitkern.
 """
@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False  # as in `typing`, whose import would delay the start of each process
+if TYPE_CHECKING:
+    from typing import Any
+
 FOLDER = "JITKERN_RUN"  # the variable with the folder of the run
 MODE = "JITKERN_RUN_MODE"  # "", "warn" or "frozen"
-COMMAND = "JITKERN_RUN_COMMAND"  # what prepares the cache
+COMMAND = "JITKERN_RUN_COMMAND"  # the words of what prepares the cache, with SEPARATOR
 CACHES = "JITKERN_RUN_CACHES"  # the folder with those of the JITs
 FILE = "events.jsonl"
+TOOLS = "jitkern-tools-"  # how the folder of the stand-ins begins
+SEPARATOR = "\x1f"
+COMPILERS = (
+    "nvcc", "ptxas", "cicc", "nvlink", "cc", "c++", "gcc", "g++", "clang", "clang++", "hipcc",
+)  # fmt: skip
+_ASKS = (  # what only asks a compiler about itself
+    "--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpfullversion",
+)  # fmt: skip
+_SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx", ".ptx", ".ll", ".hpp")
 
 
 def note(**event: object) -> None:
@@ -31,11 +44,41 @@ def note(**event: object) -> None:
             pass  # the run is over, and this process is not
 
 
-def refusal(tool: str, what: str, where: str) -> str:
-    """Return why a compile is refused, and what prepares it."""
-    mode, command = os.environ.get(MODE, ""), os.environ.get(COMMAND, "")
+def begins(tool: str, what: str, where: str) -> str:
+    """Return why a compile that begins is refused, or told of, and what prepares it; "" if neither.
+
+    A refusal is noted.
+    """
+    mode = os.environ.get(MODE)
+    if not mode:
+        return ""
+    import shlex
+
+    if mode == "frozen":
+        note(tool=tool, what=what, where=where, refused=True)
+    command = shlex.join(os.environ.get(COMMAND, "").split(SEPARATOR))
     return (
         f"jitkern run --{mode}: {tool} compiles {what}, asked for at {where}, and the cache has "
         f"nothing for it. Prepare it where compilers may run, with `{command}`, and carry it here "
         "with --push, `jitkern cache pack` or `jitkern remote push`"
     )
+
+
+def compile_in(words: Any) -> tuple[str, str]:
+    """Return the compiler that a command starts to compile, and the source; "" for other ones."""
+    if isinstance(words, (str, bytes)):
+        import shlex
+
+        try:
+            words = shlex.split(os.fsdecode(words))
+        except ValueError:
+            return "", ""
+    words = [os.fsdecode(word) for word in words or ()]
+    name = os.path.basename(words[0]) if words else ""
+    if name in ("sh", "bash", "dash") and words[1:2] == ["-c"] and len(words) > 2:
+        return compile_in(words[2])
+    name = name.rstrip("0123456789.").rstrip("-")
+    asks = len(words) < 2 or any(word in _ASKS or word.startswith("-print") for word in words)
+    if asks or name not in COMPILERS:
+        return "", ""
+    return name, next((word for word in words if word.endswith(_SOURCES)), words[-1])

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import json
+import operator
 import os
 import shutil
 import stat
@@ -20,9 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jitkern.adopt.jits import SKIPPED, Jit
+from jitkern import cache as cache_room
+from jitkern.adopt.jits import RECORD, SKIPPED, Jit
 from jitkern.adopt.machine import Machine
-from jitkern.cache import VERSION
+from jitkern.cache import VERSION, eviction
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import SCHEMA, Key, canonical, digest_of, label_of
 from jitkern.cache.layout import JITS
@@ -34,9 +37,8 @@ from jitkern.named_tuple import NamedTuple
 
 KIND = "run"  # of the entries, and the namespace of their ops
 BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
-MOST_FILES = 500  # of an entry
+PER_FILE = 2048  # bytes that a file counts for beside its own
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
-SETTLED = 2.0  # seconds after its last change, when a file counts as whole while a program runs
 
 
 class Kept(NamedTuple):
@@ -59,9 +61,8 @@ class Folder:
         self._op = f"{KIND}::{jit.name}"
         name = machine.name_of(jit)
         self.path = cache.root / VERSION / JITS / self._target / name
-        self._root = self.path
         self._state_path = self.path.with_name(f"{name}.json")
-        self.lock = f"{name.rpartition('-')[2]}-{self._target.encode().hex()[-16:]}"
+        self._lock = f"{name.rpartition('-')[2]}-{self._target.encode().hex()[-16:]}"
         self._label = label_of(self._op, name.rpartition("-")[2], self._target)
 
     def variables(self) -> dict[str, str]:
@@ -78,17 +79,18 @@ class Folder:
     def lay(self, names: Iterable[str]) -> int:
         """Write what entries have and the folder lacks; return how many files. Raises CacheError.
 
-        names: those `missing`. Files are read through the checks of every lookup, and appear whole,
-        by renames. What is here stays: the JIT may have changed it.
+        names: of the entries of all JITs. Files are read through the checks of every lookup, and
+        appear whole, by renames. What is here stays: the JIT may have changed it.
         """
-        state = self._state()
-        found = [self._cache.look_up(self._target, name).entry for name in names]
-        entries = [entry for entry in found if entry]
+        if not self.missing(names):
+            return 0
         laid = 0
         with self._writing():
+            state = self._state()
+            found = [self._cache.look_up(self._target, name).entry for name in self.missing(names)]
             atomic.make_directory(self.path, 0o700, fsync=False)
             here = {self._unit(path) for path in self._files()}
-            for entry in sorted(entries, key=_made, reverse=True):
+            for entry in sorted(filter(None, found), key=_made, reverse=True):
                 files = _files_of(entry)
                 taken = {path: n for path, n in files.items() if self._unit(path) not in here}
                 for path, number in taken.items():
@@ -98,61 +100,44 @@ class Folder:
             self._save(state)
         return laid
 
-    def has_new(self) -> bool:
-        """Return whether files are here that no entry has; note that the folder is in use."""
-        state = self._known()
-        with contextlib.suppress(OSError):
-            os.utime(self._state_path)  # for `sweep`
-        return any(self._is_new(p, status, state["files"]) for p, status in self._files().items())
-
-    def keep(
-        self, root: Path | None = None, *, settled: float = 0.0, dry_run: bool = False
-    ) -> Kept:
+    def keep(self, settled: float = 0.0) -> Kept:
         """Publish what is new as entries, and return what it was. Raises CacheError.
 
-        root: where the files are; by default this folder. settled: seconds since the last change
-        of a file before it counts as whole. dry_run: publish nothing.
+        settled: seconds since the last change of a file before it counts as whole.
         """
-        state = self._known() if root is None else {"entries": [], "files": {}}
-        self._root = root or self.path
+        with contextlib.suppress(OSError):
+            os.utime(self._state_path)  # for `sweep`
         files = self._files()
-        known: dict[str, Any] = state["files"]
-        fresh = {path for path, status in files.items() if self._is_new(path, status, known)}
-        units: dict[str, list[str]] = defaultdict(list)
-        for path in files:
-            units[self._unit(path)].append(path)
-        left_out: list[str] = []
-        wanted: list[list[str]] = []
-        for unit, paths in units.items():
-            if fresh.isdisjoint(paths):
-                continue
-            why = self._why_not(paths, files, settled)
-            if why:
-                left_out.append(f"{unit}: {why}")
-            else:
-                wanted.append(paths)
-        done = Kept(left_out=tuple(left_out))
-        for paths in _batches(wanted, files):
-            if dry_run:
-                size = sum(files[path].st_size for path in paths)
-                done = done._replace(files=done.files + len(paths), bytes=done.bytes + size)
-                continue
-            with self._writing(), contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                done = self._publish(paths, state, done)
-        if done.files and root is None:
-            with self._writing():
+        if not self._fresh(files, self._known()):
+            return Kept()
+        with self._writing():
+            state = self._known()  # another process may have kept some
+            fresh = self._fresh(files, state)
+            units: dict[str, list[str]] = defaultdict(list)
+            for path in files:
+                units[self._unit(path)].append(path)
+            new = {unit: paths for unit, paths in units.items() if not fresh.isdisjoint(paths)}
+            reasons = {unit: self._why_not(paths, files, settled) for unit, paths in new.items()}
+            done = Kept(left_out=tuple(f"{unit}: {why}" for unit, why in reasons.items() if why))
+            wanted = [paths for unit, paths in new.items() if not reasons[unit]]
+            for paths in _batches(wanted, files):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    done = self._publish(paths, state, done)
+            if done.files:
                 self._save(state)
         return done
+
+    def _fresh(self, files: Mapping[str, os.stat_result], state: dict[str, Any]) -> set[str]:
+        return {
+            path for path, status in files.items() if self._is_new(path, status, state["files"])
+        }
 
     def _known(self) -> dict[str, Any]:
         """Return the state, without files if entries are gone: what they had is new again."""
         state = self._state()
-        return state if all(map(self._is_there, state["entries"])) else {**state, "files": {}}
-
-    def _is_there(self, name: str) -> bool:
-        """Return whether the cache or one of its layers has an entry of this name."""
-        roots = (self._cache.root, *self._cache.layers)
-        return any((root / VERSION / self._target / name).is_dir() for root in roots)
+        folders = [r / VERSION / self._target for r in (self._cache.root, *self._cache.layers)]
+        there = all(any((f / name).is_dir() for f in folders) for name in state["entries"])
+        return state if there else {**state, "files": {}}
 
     def _is_new(self, path: str, status: os.stat_result, known: Mapping[str, Any]) -> bool:
         """Return whether a file has other content than when it was laid or kept."""
@@ -162,17 +147,17 @@ class Folder:
         if before[:2] == _stamp(status):
             return False
         with contextlib.suppress(OSError):
-            return bool(before[2] != digest(self._root / path))
+            return bool(before[2] != digest(self.path / path))
         return False
 
     def _publish(self, paths: list[str], state: dict[str, Any], done: Kept) -> Kept:
-        stamps = {path: _stamp((self._root / path).lstat()) for path in paths}
+        stamps = {path: _stamp((self.path / path).lstat()) for path in paths}
         numbers = {path: str(number) for number, path in enumerate(paths)}
         with self._cache.staging() as staging:
             for path, number in numbers.items():
-                shutil.copyfile(self._root / path, staging / number)
+                shutil.copyfile(self.path / path, staging / number)
             digests = {path: digest(staging / number) for path, number in numbers.items()}
-            if stamps != {path: _stamp((self._root / path).lstat()) for path in paths}:
+            if stamps != {path: _stamp((self.path / path).lstat()) for path in paths}:
                 return done  # written right now
             inputs = {
                 "schema": SCHEMA, "op": self._op, "target": self._target, "source": {"kind": KIND},
@@ -203,7 +188,7 @@ class Folder:
 
     def _files(self) -> dict[str, os.stat_result]:
         """Return the files of the folder that may be kept, by path, without links."""
-        return dict(_walk(self._root, "", (*SKIPPED, *self.jit.skipped)))
+        return dict(_walk(self.path, (*SKIPPED, *self.jit.skipped)))
 
     def _unit(self, path: str) -> str:
         """Return what is only whole together with a file: its first folders, or the file itself."""
@@ -236,61 +221,75 @@ class Folder:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        """Hold the lock of this folder: the ranks of a host lay and keep one after the other."""
         try:
-            yield
+            with cache_room.lock.held(self._lock, f"the cache of {self.jit.name}", doing="filling"):
+                yield
         except OSError as e:
             raise self._cache.write_error(e) from e
 
 
-def sweep(cache: Cache, max_age: float) -> None:
-    """Delete the folders that no run has used for so many seconds; 0 keeps all."""
-    for place in (cache.root / VERSION / JITS).glob("*/*/") if max_age else ():
+class FolderElsewhere(Folder):
+    """A folder that a JIT has made by itself: its files are read, and nothing is known of them."""
+
+    def __init__(self, cache: Cache, machine: Machine, jit: Jit, path: Path) -> None:
+        super().__init__(cache, machine, jit)
+        self.path = path
+
+    def _state(self) -> dict[str, Any]:
+        return {"entries": [], "files": {}}
+
+    def _save(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
+    """Delete the folders that were used least lately, so that all keep to limits; 0 keeps all."""
+    uses = []
+    for path in (cache.root / VERSION / JITS).glob("*/*.json"):
         with contextlib.suppress(OSError):
-            if time.time() - place.with_name(f"{place.name}.json").stat().st_mtime > max_age:
-                atomic.delete(place)
-                atomic.delete(place.with_name(f"{place.name}.json"))
+            sizes = [status.st_size for _, status in _walk(path.with_suffix(""))]
+            used = path.stat().st_mtime
+            uses.append(eviction.Use(path, sum(sizes), used, used))
 
+    def idle(path: Path) -> bool:
+        return not eviction.used_lately(path)
 
-RECORD = "jitkern.json"  # what a build by ninja depends on; see `ninja`
+    for use in eviction.victims(uses, idle, max_size=max_size or None, max_age=max_age):
+        atomic.delete(use.path.with_suffix(""))
+        atomic.delete(use.path)
 
 
 def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _walk(root: Path, inner: str, skipped: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
-    try:
-        with os.scandir(root / inner) as items:
-            found = sorted(items, key=lambda item: item.name)
-    except OSError:
-        return
-    for item in found:
-        if any(fnmatch.fnmatchcase(item.name, pattern) for pattern in skipped):
-            continue
-        path = f"{inner}/{item.name}" if inner else item.name
-        with contextlib.suppress(OSError):
-            status = item.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                yield from _walk(root, path, skipped)
-            elif stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                yield path, status
+def _walk(root: Path, skipped: tuple[str, ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path below a folder, and the status, of each file of this user, without links."""
+
+    def wanted(names: Iterable[str]) -> list[str]:
+        return [n for n in sorted(names) if not any(fnmatch.fnmatchcase(n, p) for p in skipped)]
+
+    for folder, folders, names in os.walk(root):
+        folders[:] = wanted(folders)
+        for path in (f"{folder}/{name}" for name in wanted(names)):
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    yield os.path.relpath(path, root), status
 
 
 def _batches(
     units: Iterable[list[str]], files: Mapping[str, os.stat_result]
 ) -> Iterator[list[str]]:
     """Yield the paths of one entry after the other; a unit is in one entry."""
-    batch: list[str] = []
     size = 0
+    sized = []
     for paths in units:
-        more = sum(files[path].st_size for path in paths)
-        if batch and (size + more > BATCH or len(batch) + len(paths) > MOST_FILES):
-            yield batch
-            batch, size = [], 0
-        batch = [*batch, *paths]
-        size += more
-    if batch:
-        yield batch
+        size += sum(files[path].st_size + PER_FILE for path in paths)
+        sized.append((size // BATCH, paths))
+    for _, group in itertools.groupby(sized, key=operator.itemgetter(0)):
+        yield [path for _, paths in group for path in paths]
 
 
 def _made(entry: Entry) -> int:
@@ -304,9 +303,6 @@ def _files_of(entry: Entry) -> dict[str, str]:
     files = entry.manifest.meta.get("files")
     if not isinstance(files, dict) or not all(isinstance(path, str) for path in files.values()):
         return {}
-    for number, path in files.items():
-        parts = path.split("/")
-        odd = "" in parts or "." in parts or ".." in parts or not path.isprintable()
-        if odd or number not in entry.manifest.artifacts:
-            return {}
-    return {path: number for number, path in files.items()}
+    odd = [p for p in files.values() if not p.isprintable() or p != os.path.normpath(f"/./{p}")[1:]]
+    known = "" not in files.values() and files.keys() <= entry.manifest.artifacts.keys()
+    return {path: number for number, path in files.items()} if known and not odd else {}

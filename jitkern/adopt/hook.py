@@ -2,11 +2,12 @@
 
 Python reads this file by itself, also in environments without jitkern, so it imports the standard
 library alone, and jitkern only where it is installed. Modules of JITs are changed when the program
-imports them; see `_PATCHES`.
+imports them; see `_patches`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -18,19 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def _beside(name: str) -> types.ModuleType:
-    """Return a module of this folder, read by itself."""
-    module = type(sys)(f"_jitkern_run_{name}")
-    loader = type(__loader__)(module.__name__, os.path.join(_HERE, f"{name}.py"))  # type: ignore[name-defined]
-    loader.exec_module(module)
-    sys.modules[module.__name__] = module
-    return module
-
-
-jits = _beside("jits")
-events = _beside("events")
+jits: Any
+events: Any
+jits, events = (sys.modules.get(f"_jitkern_run_{name}") for name in ("jits", "events"))
 
 
 class CompileRefused(RuntimeError):
@@ -49,7 +40,7 @@ def install() -> None:
 def _register() -> None:
     """Have the stand-ins of compilers leave the children of this process to it."""
     try:
-        with open(f"{os.environ[events.FOLDER]}/pids/{os.getpid()}", "w"):
+        with open(f"{os.environ[events.FOLDER]}/{os.getpid()}", "w"):
             pass
     except OSError:
         pass  # the run has ended before this process
@@ -59,39 +50,32 @@ def _register() -> None:
 
 
 class _ChangingFinder:
-    """A finder that changes the modules of `_PATCHES` once they are loaded."""
+    """A finder that changes modules once they are loaded, by `_patches`."""
+
+    def __init__(self) -> None:
+        self._patches = _patches()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Return the spec that the other finders give, with a loader that changes the module."""
-        if name not in _PATCHES:
+        """Return the spec that the other finders give, whose loader also changes the module."""
+        if name not in self._patches:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec and spec.loader:
-                spec.loader = _ChangingLoader(spec.loader, _PATCHES[name])  # type: ignore[assignment]
+                spec.loader.exec_module = functools.partial(_load, self._patches[name], spec.loader)  # type: ignore[method-assign]
                 return spec
         return None
 
 
-class _ChangingLoader:
-    """The loader of a module that is changed once it is loaded."""
-
-    def __init__(self, loader: Any, patches: list[Callable[[Any], object]]) -> None:
-        self._loader = loader
-        self._patches = patches
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: Any) -> None:
-        """Load the module, then change it."""
-        self._loader.exec_module(module)
-        module.__spec__.loader = module.__loader__ = self._loader
-        for patch in self._patches:
-            try:
-                patch(module)
-            except Exception as e:  # noqa: BLE001  another version of it: it runs as without us
-                sys.stderr.write(f"jitkern run: {module.__name__} is not the one known: {e!r}\n")
+def _load(patches: list[Callable[[Any], object]], loader: Any, module: Any) -> None:
+    """Load a module as its loader does, then change it."""
+    del loader.exec_module
+    loader.exec_module(module)
+    for patch in patches:
+        try:
+            patch(module)
+        except Exception as e:  # noqa: BLE001  another version of it: it runs as without us
+            sys.stderr.write(f"jitkern run: {module.__name__} is not the one known: {e!r}\n")
 
 
 # ---- compiles ------------------------------------------------------------------------------------
@@ -102,8 +86,6 @@ def _counted(jit: str, name: str, module: Any) -> None:
 
     name: the function; or several with `|`, the first of which that is there is taken.
     """
-    import functools
-
     names = [part.split(".") for part in name.split("|")]
     path = next((path for path in names if hasattr(module, path[0])), names[0])
     owner = functools.reduce(getattr, path[:-1], module)
@@ -117,13 +99,9 @@ def _counted(jit: str, name: str, module: Any) -> None:
         try:
             return compile_it(*args, **kwargs)
         finally:
-            _ended(jit, what, time.perf_counter() - started)
+            _ended(jit, what, started)
 
     setattr(owner, path[-1], compiles)
-
-
-def _counter(jit: str, name: str) -> Callable[[Any], object]:
-    return lambda module: _counted(jit, name, module)
 
 
 def _name_in(args: tuple[Any, ...]) -> str:
@@ -138,21 +116,19 @@ def _name_in(args: tuple[Any, ...]) -> str:
 
 def _begins(tool: str, what: str) -> None:
     """Refuse a compile that begins in a frozen run, and tell of it in one that warns."""
-    mode = os.environ.get(events.MODE)
-    if not mode:
-        return
-    message = events.refusal(tool, what, _asked_at())
-    if mode == "frozen":
-        events.note(tool=tool, what=what, where=_asked_at(), refused=True)
+    message = events.begins(tool, what, _asked_at()) if os.environ.get(events.MODE) else ""
+    if message and os.environ[events.MODE] == "frozen":
         raise CompileRefused(message)
-    import traceback
+    if message:
+        import traceback
 
-    stack = "".join(traceback.format_stack()[:-2])
-    sys.stderr.write(f"{message}\n{stack}")
+        stack = "".join(traceback.format_stack()[:-2])
+        sys.stderr.write(f"{message}\n{stack}")
 
 
-def _ended(tool: str, what: str, seconds: float) -> None:
-    events.note(tool=tool, what=what, where=_asked_at(), seconds=round(seconds, 3))
+def _ended(tool: str, what: str, started: float) -> None:
+    seconds = round(time.perf_counter() - started, 3)
+    events.note(tool=tool, what=what, where=_asked_at(), seconds=seconds)
 
 
 def _asked_at() -> str:
@@ -172,66 +148,29 @@ def _asked_at() -> str:
 # ---- compilers that are started ------------------------------------------------------------------
 
 
-def _compiler_in(words: Any) -> str:
-    """Return the compiler that a command starts to compile something, or ""."""
-    if isinstance(words, (str, bytes)):
-        import shlex
-
-        try:
-            words = shlex.split(os.fsdecode(words))
-        except ValueError:
-            return ""
-    words = [os.fsdecode(word) for word in words or ()]
-    name = os.path.basename(words[0]) if words else ""
-    if name in ("sh", "bash", "dash") and words[1:2] == ["-c"] and len(words) > 2:
-        return _compiler_in(words[2])
-    plain = name.rstrip("0123456789.").rstrip("-")
-    asks = len(words) < 2 or any(word in jits.ASKS or word.startswith("-print") for word in words)
-    return plain if plain in jits.COMPILERS and not asks else ""
-
-
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
-        words = args[1]
-    elif event == "os.system":
-        words = args[0]
-    else:
-        return
-    tool = _compiler_in(words)
-    if tool:
-        _begins(tool, _source_in(words))
-
-
-def _source_in(words: Any) -> str:
-    """Return the file that a compiler compiles, as far as its command says."""
-    words = words if isinstance(words, (list, tuple)) else os.fsdecode(words).split()
-    ends = (".cu", ".cpp", ".cc", ".c", ".cxx", ".ptx", ".ll", ".hpp")
-    found = [os.fsdecode(word) for word in words if os.fsdecode(word).endswith(ends)]
-    return found[0] if found else os.fsdecode(words[-1])
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
+        tool, what = events.compile_in(args[event != "os.system"])
+        if tool:
+            _begins(tool, what)
 
 
 def _count_children(subprocess: Any) -> None:
     """Have the compilers that a process starts counted, with the seconds that they take."""
-    import functools
-
     start, ended = subprocess.Popen.__init__, subprocess.Popen._handle_exitstatus
 
-    @functools.wraps(start)
     def __init__(self: Any, args: Any, *rest: Any, **options: Any) -> None:  # noqa: N807
-        tool = _compiler_in(args)
-        if tool:
-            self._jitkern_started = tool, _source_in(args), time.perf_counter()
+        self._jitkern_started = *events.compile_in(args), time.perf_counter()
         start(self, args, *rest, **options)
 
-    @functools.wraps(ended)
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:
-        started = self.__dict__.pop("_jitkern_started", None)
-        if started:
-            _ended(started[0], started[1], time.perf_counter() - started[2])
+        started = self.__dict__.pop("_jitkern_started", ("",))
+        if started[0]:
+            _ended(*started)
         return ended(self, *args, **options)
 
-    subprocess.Popen.__init__ = __init__
-    subprocess.Popen._handle_exitstatus = _handle_exitstatus
+    subprocess.Popen.__init__ = functools.update_wrapper(__init__, start)
+    subprocess.Popen._handle_exitstatus = functools.update_wrapper(_handle_exitstatus, ended)
 
 
 # ---- caches that travel --------------------------------------------------------------------------
@@ -242,14 +181,12 @@ def _key_numba_by_content(caching: Any) -> None:
     import hashlib
 
     def digest_of_folder(path: str) -> Any:
-        digest = hashlib.sha256()
         folder = os.path.dirname(os.path.abspath(path))
-        names = sorted(
-            {os.path.basename(path), *(n for n in os.listdir(folder) if n.endswith(".py"))}
-        )
-        for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                digest.update(f"{name}\0".encode() + hashlib.sha256(file.read()).digest())
+        digest = hashlib.sha256()
+        for name in sorted({os.path.basename(path), *os.listdir(folder)}):
+            if name.endswith(".py") or name == os.path.basename(path):
+                with open(os.path.join(folder, name), "rb") as file:
+                    digest.update(f"{name}\0".encode() + hashlib.sha256(file.read()).digest())
         return digest
 
     def get_suitable_cache_subpath(_: Any, py_file: str) -> str:
@@ -266,8 +203,6 @@ def _key_numba_by_content(caching: Any) -> None:
 
 def _need_no_header(codecache: Any) -> None:
     """Have Inductor precompile a header for what is not compiled yet alone."""
-    import functools
-
     precompile = codecache._precompile_header
 
     @functools.wraps(precompile)
@@ -281,8 +216,6 @@ def _need_no_header(codecache: Any) -> None:
 
 def _name_compiler_alike(cpp_builder: Any) -> None:
     """Have Inductor leave out of its keys by which path a compiler was started."""
-    import functools
-
     tell = cpp_builder.get_compiler_version_info
 
     @functools.lru_cache(None)
@@ -315,8 +248,5 @@ def _patches() -> dict[str, list[Callable[[Any], object]]]:
     for jit in jits.JITS:
         for place in jit.compiles:
             module, _, name = place.partition(":")
-            patches.setdefault(module, []).append(_counter(jit.name, name))
+            patches.setdefault(module, []).append(functools.partial(_counted, jit.name, name))
     return patches
-
-
-_PATCHES = _patches()

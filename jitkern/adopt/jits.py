@@ -23,32 +23,20 @@ class Jit:
     also: more variables, with their values.
     """
 
+    unit = 0
+    ninja = native = driver = False
+    skipped: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    compiles: tuple[str, ...] = ()
+    also: tuple[tuple[str, str], ...] = ()
+
     def __init__(
-        self,
-        name: str,
-        variables: dict[str, str],
-        packages: tuple[str, ...] = (),
-        *,
-        unit: int = 0,
-        ninja: bool = False,
-        native: bool = False,
-        driver: bool = False,
-        skipped: tuple[str, ...] = (),
-        places: tuple[str, ...] = (),
-        compiles: tuple[str, ...] = (),
-        also: tuple[tuple[str, str], ...] = (),
+        self, name: str, variables: dict[str, str], packages: tuple[str, ...] = (), **rest: object
     ) -> None:
         self.name = name
         self.variables = variables
         self.packages = packages
-        self.unit = unit
-        self.ninja = ninja
-        self.native = native
-        self.driver = driver
-        self.skipped = skipped
-        self.places = places
-        self.compiles = compiles
-        self.also = also
+        vars(self).update(rest)
 
 
 # What a build by ninja needs on its own machine alone: `build.ninja` has its paths.
@@ -92,9 +80,4 @@ JITS = (
     Jit("cuda_driver", {"CUDA_CACHE_PATH": "."}, driver=True, places=("~/.nv/ComputeCache",)),
 )  # fmt: skip
 SKIPPED = ("*.lock", "lock", "*.tmp", "*.tmp.*", "tmp.*", ".ninja_*", ".nfs*", "__pycache__")
-COMPILERS = (
-    "nvcc", "ptxas", "cicc", "nvlink", "cc", "c++", "gcc", "g++", "clang", "clang++", "hipcc",
-)  # fmt: skip
-ASKS = (  # what only asks a compiler about itself, or preprocesses nothing
-    "--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpfullversion",
-)  # fmt: skip
+RECORD = "jitkern.json"  # what a build by ninja depends on; see `standin`

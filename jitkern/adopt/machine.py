@@ -1,11 +1,13 @@
-"""The machine and the Python that a command will run with, found without running either."""
+"""The machine and the Python that a command will run with."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from jitkern.errors import TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import (
     Target,
+    cuda_in,
     nvml_capabilities,
     processor_for,
     short_version,
@@ -24,6 +27,7 @@ from jitkern.target import (
 )
 
 _PYTHON = re.compile(r"python3?(\.\d+)?t?")
+_DISTRIBUTION = r"^([^-\n]+)-([^-\n]+)(?:-.*)?\.(?:dist|egg)-info$"
 _NVIDIA = Path("/dev/nvidiactl")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -32,13 +36,14 @@ class Machine(NamedTuple):
     """What keys the caches of JITs.
 
     target: the target of the first GPU, or of the CPU. gpus: the archs of all GPUs. versions: of
-    the installed distributions, by normalized name.
+    the installed distributions, by normalized name. places: files and folders of which this holds.
     """
 
     target: Target
     gpus: tuple[str, ...]
     python: str
     versions: Mapping[str, str]
+    places: tuple[Path, ...]
 
     def facts(self, jit: Jit) -> dict[str, str]:
         """Return what keys the cache of a JIT on this machine, beside the target."""
@@ -63,13 +68,13 @@ def machine_of(command: Sequence[str], environment: Mapping[str, str]) -> Machin
     """
     if why := unsupported():
         raise TargetError(why)
-    folders, python = _site_folders(_interpreter(command, environment))
+    program, interpreter = _program_of(command, environment)
+    python, *folders = _asked(interpreter, environment)
     versions: dict[str, str] = {}
-    for folder in folders:
-        for name in _names_in(folder):
-            if name.endswith((".dist-info", ".egg-info")):
-                distribution, _, version = name.rpartition(".")[0].partition("-")
-                versions.setdefault(_normalized(distribution), version.partition("-")[0])
+    for folder in filter(os.path.isdir, folders):
+        for found in re.finditer(_DISTRIBUTION, "\n".join(os.listdir(folder)), re.MULTILINE):
+            name = re.sub(r"[-_.]+", "-", found[1]).lower()
+            versions.setdefault(name, found[2])
     gpus = ["sm_{}{}".format(*c) for c in nvml_capabilities()] if _NVIDIA.exists() else []
     torch, cuda = short_version(versions.get("torch", "0.0")), _cuda_of(folders)
     platform = this_platform()
@@ -77,72 +82,42 @@ def machine_of(command: Sequence[str], environment: Mapping[str, str]) -> Machin
         target = Target("cuda", gpus[0], cuda, torch, platform)
     else:
         target = Target("cpu", platform.partition("_")[2], "", torch, platform)
-    return Machine(target, tuple(dict.fromkeys(gpus)), python, versions)
+    places = (program, interpreter, *map(Path, folders))
+    return Machine(target, tuple(dict.fromkeys(gpus)), python, versions, places)
 
 
-def _cuda_of(folders: Sequence[Path]) -> str:
+def _cuda_of(folders: Sequence[str]) -> str:
     """Return the CUDA of the installed Torch, e.g. `130`; "" without one."""
     for folder in folders:
-        try:
-            text = (folder / "torch" / "version.py").read_text()
-        except OSError:
-            continue
-        found = re.search(r"^cuda\b.*?= *'(\d+)\.(\d+)", text, re.MULTILINE)
-        return found[1] + found[2] if found else ""
+        with contextlib.suppress(OSError):
+            return cuda_in(Path(folder, "torch", "version.py").read_text())
     return ""
 
 
-def _interpreter(command: Sequence[str], environment: Mapping[str, str]) -> Path:
-    """Return the Python of a command: the program, that of its first line, or the first on PATH."""
+def _program_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return the program of a command, and its Python.
+
+    That is the program, or the Python of its first line, or the first on PATH. Raises
+    FileNotFoundError.
+    """
     path = environment.get("PATH")
-    program = shutil.which(command[0], path=path) if command else None
-    if program and not _PYTHON.fullmatch(Path(program).name):
-        program = _interpreter_in(program, path)
-    found = program or shutil.which("python3", path=path) or shutil.which("python", path=path)
-    return Path(found or sys.executable)
-
-
-def _interpreter_in(script: str, path: str | None) -> str | None:
-    """Return the Python that the first line of a script names."""
-    try:
-        with open(script, "rb") as file:
-            first = os.fsdecode(file.readline(4096)) if file.read(2) == b"#!" else ""
-    except OSError:
-        return None
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        raise FileNotFoundError(2, "there is no such command", command[0])
+    if _PYTHON.fullmatch(Path(program).name):
+        return Path(program), Path(program)
+    first = ""
+    with contextlib.suppress(OSError), open(program, "rb") as file:
+        first = os.fsdecode(file.readline(4096)) if file.read(2) == b"#!" else ""
     words = [word for word in first.split() if _PYTHON.fullmatch(Path(word).name)]
-    return shutil.which(words[0], path=path) if words else None
+    found = [shutil.which(name, path=path) for name in (*words, "python3", "python")]
+    return Path(program), Path(next(filter(None, found), sys.executable))
 
 
-def _site_folders(interpreter: Path) -> tuple[list[Path], str]:
-    """Return the folders with the distributions of a Python, and its version, e.g. `3.12`."""
-    if interpreter == Path(sys.executable):
-        own = [Path(p) for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
-        return own, "{}.{}".format(*sys.version_info)
-    prefixes = [interpreter.parent.parent]
-    try:
-        text = (prefixes[0] / "pyvenv.cfg").read_text()
-        home = re.search(r"^home *= *(.+)$", text, re.MULTILINE)
-        if home and re.search(r"^include-system-site-packages *= *true", text, re.MULTILINE):
-            prefixes.append(Path(home[1].strip()).parent)
-    except OSError:
-        prefixes.append(interpreter.resolve().parent.parent)
-    folders = [
-        folder
-        for prefix in dict.fromkeys(prefixes)
-        for lib in ("lib", "lib64", "local/lib")
-        for kind in ("site-packages", "dist-packages")
-        for folder in sorted((prefix / lib).glob(f"python3*/{kind}"))
-    ]
-    versions = [m[1] for f in folders if (m := re.search(r"python(3\.\d+)", f.parent.name))]
-    return folders, versions[0] if versions else ""
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _normalized(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+def _asked(interpreter: Path, environment: Mapping[str, str]) -> list[str]:
+    """Return the version of a Python, e.g. `3.12`, and the folders where it finds modules."""
+    found = "'{}.{}'.format(*sys.version_info), *filter(None, sys.path)"
+    ask = f"import sys; print({found}, sep='\\0', end='')"
+    command = [str(interpreter), "-c", ask]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    return os.fsdecode(done.stdout).split("\0")  # nothing of one that does not start

@@ -1,29 +1,23 @@
-"""Run a command with the caches of its JITs laid, and keep what it adds to them.
-
-The command is a child with our standard streams, in our process group, and gets our signals: we
-wait for it, since what it compiled is to be kept, pushed and reported when it has ended. It dies
-with us, and we end as it did.
-"""
+"""Run a command with the caches of its JITs laid, and keep what it adds to them."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import hashlib
 import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jitkern import cache as cache_room, config, jit, remote
-from jitkern.adopt import events, folders, jits
+from jitkern.adopt import events, folders, jits, start
 from jitkern.adopt.folders import KIND, Folder
 from jitkern.adopt.machine import machine_of
 from jitkern.cache import VERSION, layout
@@ -34,7 +28,6 @@ from jitkern.named_tuple import NamedTuple
 
 EVERY = 300.0  # seconds between two times that what is new is kept, while the command runs
 SETTLED = 10.0  # seconds without a change before a file counts as whole, while the command runs
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _HERE = Path(__file__).parent
 Tell = Callable[[str], object]
 
@@ -72,67 +65,67 @@ class Run:
     def __init__(
         self, command: Sequence[str], *, mode: str = "", tell: Tell = lambda _: None
     ) -> None:
-        """Find the machine and the folders. mode: "", "warn" or "frozen". Raises JitkernError."""
-        settings = config.current()
-        self._command = [*command]
+        """Find the machine and the folders. mode: "", "warn" or "frozen".
+
+        Raises JitkernError, and FileNotFoundError where there is no such command.
+        """
+        self._words = [*command]
         self._mode = mode
         self._tell = tell
-        self._environment = dict(settings.environment)
+        self._environment = dict(config.current().environment)
         self.machine = machine_of(command, self._environment)
         self.cache = _writable_cache()
-        self._caches = self.cache.root / VERSION / layout.JITS / str(self.machine.target)
+        self._target = str(self.machine.target)
+        self._caches = self.cache.root / VERSION / layout.JITS / self._target
         self.folders = [
             Folder(self.cache, self.machine, row)
             for row in jits.JITS
             if row.variables and not {*row.variables} & {*self._environment}
         ]
+        self._facts = self._found()
         self._laid = 0
         self._kept = 0
         self._left_out: dict[str, None] = {}
 
     def lay(self) -> None:
         """Fill the folders from the remotes of the settings and from the cache."""
-        for url in () if config.current().offline else config.current().remote:
+        for url in config.current().remotes:
             self._pull(url)
-        target = str(self.machine.target)
-
-        def named(place: str, name: str) -> bool:
-            return place == target and name.startswith(f"{KIND}.")
-
-        names = sorted({path.name for _, path in self.cache.places(named)})
+        names = self._names()
         for folder in self.folders if names else ():
             try:
-                if folder.missing(names):
-                    with self._locked(folder):
-                        self._laid += folder.lay(folder.missing(names))
+                self._laid += folder.lay(names)
             except CacheError as e:
                 self._tell(f"the cache of {folder.jit.name} is not filled: {e}")
 
     def execute(self) -> Report:
-        """Run the command, and keep what is new; return what happened."""
-        started = time.monotonic()
-        with _scratch(self.cache.root) as scratch:
-            environment = {**self._environment, **self._variables(scratch)}
-            code = self._supervised(environment)
+        """Lay and run the command, unless it is `begun`, keep what is new; return what happened."""
+        settings = config.current()
+        command = start.begun.pop() if start.begun else self._begin()
+        try:
+            while (code := command.wait(time.monotonic() + EVERY)) is None:
+                # In a thread: a signal must not wait.
+                threading.Thread(target=self.keep, args=(SETTLED,), daemon=True).start()
+            newest = {folder.path: start.newest(str(folder.path)) for folder in self.folders}
             self.keep()
-            folders.sweep(self.cache, config.current().max_age)
-            happened = _events(scratch)
+            folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
+            self._leave_note(newest)
+            happened = _events(command.scratch)
+        finally:
+            command.close()
         return Report(
-            code, time.monotonic() - started,
+            code, time.monotonic() - command.started,
             [event for event in happened if "tool" in event and "refused" not in event],
             [event for event in happened if "refused" in event],
             sum("served" in event for event in happened),
             self._laid, self._kept, [*self._left_out],
         )  # fmt: skip
 
-    def keep(self, *, settled: float = 0.0) -> None:
+    def keep(self, settled: float = 0.0) -> None:
         """Publish what is new in the folders, as far as the cache can be written."""
         for folder in self.folders:
-            if not folder.path.is_dir() or not folder.has_new():
-                continue
             try:
-                with self._locked(folder):
-                    done = folder.keep(settled=settled)
+                done = folder.keep(settled)
             except CacheError as e:
                 self._tell(f"what {folder.jit.name} compiled is not kept: {e}")
                 continue
@@ -140,12 +133,26 @@ class Run:
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
 
+    def _begin(self) -> start.RunningCommand:
+        self.lay()
+        variables = {**self._environment, **self._variables()}
+        program = shutil.which(self._words[0], path=variables["PATH"]) or self._words[0]
+        return start.RunningCommand(program, self._words, variables, self._mode)
+
+    def _names(self) -> list[str]:
+        """Return the entries of all JITs for this machine."""
+
+        def named(place: str, name: str) -> bool:
+            return place == self._target and name.startswith(f"{KIND}.")
+
+        return sorted({path.name for _, path in self.cache.places(named)})
+
     def _pull(self, url: str) -> None:
         """Fetch what a remote has for this machine; a remote that fails is left alone."""
         try:
             store = remote.opening.opened(url)
             keys = remote.trust.keys_for(url, config.current())
-            place = remote.layout.machine_of(str(self.machine.target))
+            place = remote.layout.machine_of(self._target)
             done = remote.pull.pull(self.cache, store, [place], keys)
         except (JitkernError, remote.store.Unavailable) as e:
             self._tell(f"the remote {url} is not used: {e}")
@@ -153,136 +160,97 @@ class Run:
             for line in done.failed:
                 self._tell(line)
 
-    @contextlib.contextmanager
-    def _locked(self, folder: Folder) -> Iterator[None]:
-        """Hold the lock of a folder: the ranks of a host lay and keep one after the other."""
-        with cache_room.lock.held(folder.lock, f"the cache of {folder.jit.name}", doing="filling"):
-            yield
-
-    def _variables(self, scratch: Path) -> dict[str, str]:
+    def _variables(self) -> dict[str, str]:
         """Return the environment of the command, beside that of the user."""
+        atomic.make_directory(self._caches, 0o755, fsync=False)
         path = self._environment.get("PATH", os.defpath)
         python = self._environment.get("PYTHONPATH")
         variables = {
-            events.FOLDER: str(scratch),
-            events.MODE: self._mode,
             events.CACHES: str(self._caches),
-            events.COMMAND: shlex.join(["jitkern", "run", "--", *self._command]),
-            "PATH": os.pathsep.join((str(_shims(scratch, path)), path)),
+            "PATH": os.pathsep.join((*self._tools(path), path)),
             "PYTHONPATH": os.pathsep.join(p for p in (str(_HERE / "site"), python) if p),
             **{k: v for folder in self.folders for k, v in folder.variables().items()},
         }
         nvcc = shutil.which("nvcc", path=path)
         if nvcc and not {"CUDA_HOME", "CUDA_PATH"} & {*self._environment}:
             variables["CUDA_HOME"] = str(Path(nvcc).parents[1])  # many look for nvcc on PATH
-        if self._mode == "frozen" and "JITKERN_COMPILE" not in self._environment:
-            variables["JITKERN_COMPILE"] = "never"
-        if self.cache.root != config.current().cache_dir:  # that one cannot be written
-            return variables
-        return {"JITKERN_CACHE_DIR": str(self.cache.root), **variables}
+        if self.cache.root == config.current().cache_dir:  # otherwise that cannot be written
+            variables = {"JITKERN_CACHE_DIR": str(self.cache.root), **variables}
+        return variables
 
-    def _supervised(self, environment: Mapping[str, str]) -> int:
-        """Run the command to its end; return its exit code, negative for a signal."""
-        passed = [s for s in signal.valid_signals() if s not in _NOT_PASSED]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed, signal.SIGCHLD})
-        try:
-            child = _started(self._command, environment, before)
-            due = time.monotonic() + EVERY
-            while True:
-                due = self._kept_until(due)
-                got = signal.sigtimedwait(
-                    {*passed, signal.SIGCHLD}, max(0.0, due - time.monotonic())
-                )
-                if got is not None and got.si_signo != signal.SIGCHLD:
-                    if got.si_code <= 0:  # sent to us alone: a terminal sends to the whole group
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(child, got.si_signo)
-                    continue
-                for done, status in _ended_children():  # as process 1, also of others
-                    if done == child and os.WIFSTOPPED(status):
-                        os.kill(os.getpid(), signal.SIGSTOP)
-                        os.kill(child, signal.SIGCONT)
-                    elif done == child:
-                        return os.waitstatus_to_exitcode(status)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _tools(self, path: str) -> list[str]:
+        """Return the folder with what stands for ninja and the compilers on PATH, made if need be.
 
-    def _kept_until(self, due: float) -> float:
-        """Keep what is new, in another thread, if it is due; return when it is due again."""
-        if time.monotonic() < due:
-            return due
-        threading.Thread(target=self.keep, kwargs={"settled": SETTLED}, daemon=True).start()
-        return time.monotonic() + EVERY
+        None where no folder of ours may hold programs.
+        """
+        real = os.pathsep.join(f for f in path.split(os.pathsep) if events.TOOLS not in f)
+        names = [name for name in events.COMPILERS if shutil.which(name, path=real)]
+        words = [sys.executable, "-SE", str(_HERE / "standin.py")]
+        text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
+        name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
+        place = self._caches.parent
+        if os.statvfs(place).f_flag & os.ST_NOEXEC:
+            place = cache_room.lock.lock_directory(config.current()) or place
+        if os.statvfs(place).f_flag & os.ST_NOEXEC:
+            return []
+        if not (place / name / "ninja").exists():
+            (place / name).mkdir(0o700, exist_ok=True)
+            for compiler in names:
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    (place / name / compiler).symlink_to("ninja")
+            atomic.write(place / name / "ninja", text.encode(), mode=0o700)
+        return [str(place / name)]
 
+    def _found(self) -> list[tuple[str, str, str]]:
+        """Return the facts of which the environment and the folders follow; see `start.fact`."""
+        program, *places = self.machine.places
+        files = [
+            *self._environment.get("PATH", os.defpath).split(os.pathsep), program, *places,
+            *filter(os.path.isabs, sys.path), *_HERE.rglob("*.py"),
+            config.settings.SYSTEM_FILE, config.settings.user_file(self._environment),
+            *self.cache.layers,
+        ]  # fmt: skip
+        variables = {*_VARIABLES, *(name for row in jits.JITS for name in row.variables)}
+        facts = [("machine", ""), *(("variables", name) for name in variables)]
+        facts += [("file", str(path)) for path in files]
+        facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
+        return [(kind, name, start.fact(kind, name, self._environment)) for kind, name in facts]
 
-_NOT_PASSED = {  # those that the kernel or a fault of ours sends, and those of a terminal's jobs
-    signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
-    signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, signal.SIGPIPE, signal.SIGCHLD, signal.SIGTSTP,
-    signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT,
-}  # fmt: skip
+    def _leave_note(self, newest: dict[Path, int]) -> None:
+        """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
-
-def _started(command: list[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
-    """Start a command that dies with us, with a mask of signals; return its process."""
-    program = shutil.which(command[0], path=environment["PATH"])
-    if program is None:
-        raise FileNotFoundError(2, "there is no such command", command[0])
-    end_with_parent = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    try:
-        end_with_parent(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() == parent:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.execve(program, command, environment)  # noqa: S606  no shell is wanted
-    except OSError as e:
-        os.write(2, f"jitkern run: {command[0]}: {e.strerror}\n".encode())
-    os._exit(126)
-
-
-def _ended_children() -> Iterator[tuple[int, int]]:
-    """Yield each child that has ended or was stopped, with its status."""
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
-            yield found
+        newest: the last changes of which everything is kept.
+        """
+        note = Path(start.note_of(self._words, self._environment))
+        if config.current().remotes or not note.is_relative_to(self.cache.root):
+            return
+        entries = [str(r / VERSION / self._target) for r in (self.cache.root, *self.cache.layers)]
+        told = [("file", path, start.fact("file", path, {})) for path in entries]
+        names = self._names()  # after the time of their folder
+        if any(folder.missing(names) for folder in self.folders):
+            return
+        variables = self._variables()
+        tools = variables["PATH"].partition(os.pathsep)[0]
+        told += [*self._facts, ("file", tools, start.fact("file", tools, {}))]
+        told += [("set", name, value) for name, value in variables.items()]
+        told += [("folder", str(path), str(time_ns)) for path, time_ns in newest.items()]
+        told.append(("program", str(self.machine.places[0]), ""))
+        with contextlib.suppress(OSError):
+            atomic.make_directory(note.parent, 0o700, fsync=False)
+            atomic.write(note, os.fsencode("\0".join(word for row in told for word in row)))
 
 
-@contextlib.contextmanager
-def _scratch(root: Path) -> Iterator[Path]:
-    """Yield a folder of this run alone, from which programs may be started."""
-    temporary = Path(config.current().environment.get("TMPDIR", "/tmp"))  # noqa: S108
-    usable = temporary.is_dir() and not os.statvfs(temporary).f_flag & os.ST_NOEXEC
-    folder = (temporary if usable else root) / f"jitkern-run-{os.urandom(8).hex()}"
-    try:
-        folder.mkdir(0o700)
-        yield folder
-    finally:
-        atomic.delete(folder)
+_VARIABLES = (  # those that begin so matter to what a run finds out
+    "JITKERN_", "XDG_", "CUDA_", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "HOME",
+    "TMPDIR",
+)  # fmt: skip
 
 
-def _shims(scratch: Path, path: str) -> Path:
-    """Make a folder for PATH with ninja and the compilers that are there, in front of them."""
-    folder = scratch / "bin"
-    folder.mkdir()
-    (scratch / "pids").mkdir()
-    for name in jits.COMPILERS:
-        if shutil.which(name, path=path):
-            (folder / name).symlink_to(_HERE / "compiler.sh")
-    ninja = folder / "ninja"
-    ninja.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -SE {_HERE / "ninja.py"} "$0" "$@"\n'
-    )
-    ninja.chmod(0o700)
-    return folder
-
-
-def _events(scratch: Path) -> list[dict[str, Any]]:
+def _events(scratch: str) -> list[dict[str, Any]]:
     """Return what processes of a run have noted."""
     events_of = []
     with contextlib.suppress(OSError):
-        for line in (scratch / events.FILE).read_text(errors="replace").splitlines():
+        for line in Path(scratch, events.FILE).read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 events_of.append(json.loads(line))
     return [event for event in events_of if isinstance(event, dict)]

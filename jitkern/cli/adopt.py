@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern import adopt, config
-from jitkern.adopt.folders import Folder
+from jitkern.adopt.folders import FolderElsewhere
 from jitkern.adopt.jits import JITS, Jit
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import opened
 from jitkern.cli.output import print_json, say
@@ -43,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
     if args.folder and (len(rows) != 1 or not args.folder.is_dir()):
         raise UsageError("--from needs the name of one JIT, and an existing folder")
     machine = adopt.machine.machine_of([args.python], config.current().environment)
-    cache = opened(new=True)
+    cache = Cache.private() if args.dry_run else opened(new=True)
     found = []
     for jit in rows:
         for place in [args.folder] if args.folder else _places(jit):
-            done = Folder(cache, machine, jit).keep(place, dry_run=args.dry_run)
+            done = FolderElsewhere(cache, machine, jit, place).keep()
             found.append({"jit": jit.name, "folder": str(place), **done._asdict()})
             would = "would be " * args.dry_run
             files = f"{counted(done.files, 'file')} {would}adopted, {human_bytes(done.bytes)}"

@@ -23,6 +23,23 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def take_command(parser: argparse.ArgumentParser) -> None:
+    """Have a parser take a command to run, after its own options."""
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
+    )
+
+
+def command_in(args: argparse.Namespace, subcommand: str) -> list[str]:
+    """Return the command to run. Raises UsageError if there is none."""
+    command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError(
+            f"no command to {subcommand}: add it, as in jitkern {subcommand} -- python app.py"
+        )
+    return command
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that says in one line what is wrong, and what was probably meant."""
 

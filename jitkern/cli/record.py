@@ -14,6 +14,7 @@ from pathlib import Path
 from jitkern import config
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import print_json, say
+from jitkern.cli.parser import command_in, take_command
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -21,18 +22,13 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "-o", "--output", type=Path, default=Path("jitkern-calls.jsonl"), metavar="FILE",
         help="the file to append to (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
-    )
+    take_command(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        say("no command to record: add it, as in jitkern record -- python app.py")
-        return 2
+    command = command_in(args, "record")
     output = args.output.absolute()
     try:
         output.open("ab").close()  # fails now, and not after a long run

@@ -8,16 +8,15 @@ a program compiles becomes entries of the cache. Variables that are set already 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import json
-import os
-import signal
 from pathlib import Path
 
 from jitkern import adopt, cache_tools, config, remote
+from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cli.output import say
+from jitkern.cli.parser import command_in, take_command
+from jitkern.cli.remote.connection import connected, writable
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -40,20 +39,14 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write what was compiled and served, as JSON"
     )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
-    )
+    take_command(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        say("no command to run: add it, as in jitkern run -- python app.py")
-        return 2
-    this = adopt.run.Run(command, mode=args.mode or "", tell=say)
-    this.lay()
+    command = command_in(args, "run")
     try:
+        this = adopt.run.Run(command, mode=args.mode or "", tell=say)
         report = this.execute()
     except FileNotFoundError as e:
         say(f"cannot run {command[0]}: {e.strerror}")
@@ -64,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(report)
     if args.push:
         _push(this, args)
-    if report.code < 0:
-        _die_of(-report.code)
-    return report.code
+    return end_as(report.code)
 
 
 def _tell(report: Report) -> None:
@@ -91,22 +82,15 @@ def _write(report: Report, path: Path) -> None:
 
 def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
     """Push the entries for the machine of a run. Raises JitkernError."""
-    connection = importlib.import_module("jitkern.cli.remote.connection")  # for a push alone
     key = args.key or config.current().sign_key
-    store = connection.writable(connection.opened(args.push))
-    target = this.machine.target
-    hosts = {f"*-torch{target.torch}-{target.platform}*", str(target.for_device_code())}
-    chosen = {
-        entry.path: entry
-        for pattern in sorted(hosts)
-        for entry in cache_tools.chosen(this.cache, cache_tools.EntryFilter(target=pattern))
-    }
+    machine = remote.layout.machine_of(str(this.machine.target))
+    machines = (machine, remote.layout.host_of(machine))
+    wanted = cache_tools.EntryFilter(target=f"*-torch{this.machine.target.torch}*")
+    chosen = [
+        entry
+        for entry in cache_tools.chosen(this.cache, wanted)
+        if remote.layout.machine_of(entry.path.parent.name) in machines
+    ]
     if chosen:
-        remote.publish.push(this.cache, chosen.values(), store, key=key, unsigned=key is None)
-
-
-def _die_of(number: int) -> None:
-    """End as the command did, by a signal."""
-    with contextlib.suppress(OSError, ValueError):
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        with connected(args.push) as store:
+            remote.publish.push(this.cache, chosen, writable(store), key=key, unsigned=key is None)

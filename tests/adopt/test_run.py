@@ -14,6 +14,7 @@ import pytest
 
 from jitkern import cache_tools
 from jitkern.adopt.run import Run
+from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 
@@ -37,7 +38,6 @@ default answer.so
 subprocess.run(["ninja", "-v"], cwd=folder, check=True, stdout=sys.stderr)
 print(ctypes.CDLL(str(folder / "answer.so")).answer())
 """
-FAILS = "#!/bin/sh\ncase $1 in --version|-v) echo 'cc (made up) 1.0'; exit 0;; esac\necho $0 was started >&2\nexit 1\n"
 
 
 @pytest.fixture
@@ -69,22 +69,6 @@ def run(folder, cache_dir):
         )
 
     return run
-
-
-@pytest.fixture
-def elsewhere(folder, cache_dir, tmp_path):
-    """The variables of a machine with another root and home, and compilers that fail."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("cc", "c++", "gcc", "g++", "ninja"):
-        (tools / name).write_text(FAILS)
-        (tools / name).chmod(0o755)
-    (tmp_path / "home").mkdir()
-    return {
-        "PATH": os.pathsep.join((str(tools), "/usr/bin", "/bin")),
-        "HOME": str(tmp_path / "home"),
-        "JITKERN_CACHE_DIR": str(tmp_path / "other" / "root"),
-    }
 
 
 def carry(cache_dir, to, tmp_path):
@@ -291,7 +275,20 @@ def test_a_compiler_that_a_shell_starts_is_counted(run, folder):
 
 def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
     url = f"file://{tmp_path}/bucket"
+    assert run().returncode == 0
+    [entry] = cache_dir.glob("v1/*/run.tvm_ffi*")
+    torch = entry.parent.name.partition("-torch")[2]
+    other = Cache(cache_dir)
+    inputs = {
+        **Manifest.decode((entry / NAME).read_bytes()).inputs,
+        "target": f"cuda-sm_80-cu130-torch{torch}",
+    }
+    with other.staging() as staging:
+        (staging / "0").write_bytes(b"of another machine")
+        other.publish(Key(inputs, digest_of(inputs), "run.tvm_ffi"), staging, Manifest(inputs))
     assert run("--push", url).returncode == 0
+    [machine] = (tmp_path / "bucket" / "v1").glob("c*-torch*")
+    assert machine.name == entry.parent.name
     settings = tmp_path / "settings" / "jitkern"
     settings.mkdir(parents=True)
     (settings / "config.toml").write_text(f'trusted_remotes = ["{url}"]\n')
@@ -316,6 +313,65 @@ def test_a_folder_that_no_run_has_used_is_deleted(run, cache_dir):
     os.utime(state, (0, 0))
     run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere")
     assert not [*cache_dir.glob("v1/run/*/tvm_ffi-*")]
+
+
+def test_a_folder_that_was_not_used_lately_makes_room(run, cache_dir):
+    run()
+    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.json")
+    run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere", JITKERN_MAX_SIZE="1")
+    assert state.exists()  # it was used within the hour
+    os.utime(state, (time.time() - 7200, time.time() - 7200))
+    run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere", JITKERN_MAX_SIZE="2")
+    assert not [*cache_dir.glob("v1/run/*/tvm_ffi-*")]
+
+
+def imported(words):
+    """The modules that `jitkern run` imports for a command."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "jitkern", "run", "--", *words],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_a_run_with_nothing_new_imports_next_to_nothing(run, cache_dir):
+    assert "jitkern.adopt.run" in imported(["true"])
+    few = imported(["true"])
+    assert "jitkern.adopt.start" in few
+    assert not few & {"argparse", "json", "pathlib", "re", "threading", "typing", "jitkern.config"}
+
+
+@pytest.mark.parametrize("mode", ["--frozen", "-q"])
+def test_what_arrives_between_two_runs_is_laid(mode, run, cache_dir, elsewhere, tmp_path):
+    run()
+    other = {"JITKERN_CACHE_DIR": elsewhere["JITKERN_CACHE_DIR"]}
+    for _ in range(2):
+        assert run(command=(sys.executable, "-c", "exit(5)"), **other).returncode == 5
+    carry(cache_dir, other["JITKERN_CACHE_DIR"], tmp_path)
+    show = (sys.executable, "-c", "import os; print(*os.listdir(os.environ['TVM_FFI_CACHE_DIR']))")
+    assert run(mode, command=show, **other).stdout.startswith("answer_")
+
+
+def test_what_a_run_with_a_note_writes_is_kept(run, cache_dir):
+    write = "mkdir -p $CUPY_CACHE_DIR; echo $0 > $CUPY_CACHE_DIR/$0"
+    for name in ("1", "2", "2", "3"):
+        run(command=("sh", "-c", write, name))
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 3
+
+
+def test_another_compiler_of_the_same_name_builds_again(run, tmp_path):
+    (tmp_path / "bin").mkdir()
+    compiler = tmp_path / "bin" / "cc"
+    text = f'#!/bin/sh\n[ $1 = --version ] && echo 1 && exit\nexec {shutil.which("cc")} "$@"\n'
+    compiler.write_text(text)
+    compiler.chmod(0o755)
+    path = {"PATH": f"{compiler.parent}{os.pathsep}{os.environ['PATH']}"}
+    run(**path)
+    assert run("--frozen", **path).returncode == 0
+    compiler.write_text(text.replace("echo 1", "echo 2"))
+    assert "ninja compiles" in run("--frozen", **path).stderr
+    compiler.unlink()
+    assert run("--frozen", PATH="/usr/bin:/bin").returncode != 0  # that is another one, too
 
 
 def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):

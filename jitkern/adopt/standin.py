@@ -1,0 +1,248 @@
+"""Stands for ninja and the compilers on the PATH of a run.
+
+A compiler is counted, or refused. Ninja knows paths and times, and would build again whatever came
+from elsewhere. So a build below our folder leaves a record beside its `build.ninja`: the text of
+that file and the content of all that the compilers read. Where both are the same, there is nothing
+to do. All else is left to the real ninja. This file is run by itself, with the standard library
+alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getopt
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+TYPE_CHECKING = __name__ != "__main__"
+if TYPE_CHECKING:
+    from typing import Any
+
+    from jitkern.adopt import events, jits
+else:
+    import events  # this file is run by itself, and these are beside it
+    import jits
+
+SEEN = ".ninja_jitkern"  # sizes and times of the files that were compared last, on this machine
+_PACKAGES = re.compile(r"(/[^\s:\"'$]*?/(?:site|dist)-packages)(?=/|\s|$)")
+_INCLUDES = re.compile(r"(?<=\s)-(?:I|isystem)\s*([^\s$]+)")
+_COMPILERS = re.compile(
+    rf"(?<!\S)((?:/\S*/)?(?:{'|'.join(map(re.escape, events.COMPILERS))})[-\d.]*)(?!\S)"
+)
+
+
+class NinjaBuild:
+    """A build by ninja: the folder where it runs, and the file that it follows."""
+
+    def __init__(self, folder: str, file: str) -> None:
+        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+            text = opened.read()
+        self.folder = folder
+        self.beside = os.path.dirname(os.path.abspath(file))
+        variables = dict(re.findall(r"^(\w+) *= *(.*)$", text, re.MULTILINE))
+        whole = re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), text)
+        self._compilers = {*_COMPILERS.findall(whole)}
+        self._includes = [*dict.fromkeys(_INCLUDES.findall(text))]
+        anchors = {os.environ[events.CACHES]: "<caches>"}
+        for name, paths in (("packages", _PACKAGES.findall(text)), ("include", self._includes)):
+            for number, path in enumerate(dict.fromkeys(paths)):
+                if os.path.isabs(path):
+                    anchors.setdefault(path, f"<{name} {number}>")
+        self._anchors = dict(sorted(anchors.items(), reverse=True))  # the inner folders first
+        self._text = hashlib.sha256(self._moved(text).encode(errors="surrogateescape")).hexdigest()
+
+    def _moved(self, text: str) -> str:
+        """Return a text without the paths in which machines may differ."""
+        for path, anchor in self._anchors.items():
+            text = re.sub(re.escape(path) + r"""(?=[/\s:"'$]|$)""", anchor, text)
+        return text
+
+    def _found(self, path: str) -> str:
+        """Return the path on this machine of what `_moved` returned."""
+        for place, anchor in self._anchors.items():
+            if path.startswith(anchor):
+                path = place + path[len(anchor) :]
+        return os.path.normpath(os.path.join(self.folder, path))
+
+    def is_fresh(self) -> bool:
+        """Return whether the last build, here or elsewhere, is what a build would make now."""
+        try:
+            record = _read(os.path.join(self.beside, jits.RECORD))
+            read = {self._found(path): digest for path, digest in record["read"].items()}
+            made = [self._found(path) for path in record["made"]]
+            return (
+                record["text"] == self._text
+                and all(map(os.path.isfile, made))
+                and self._unshadowed(read)
+                and self._same(read, record["compilers"])
+            )
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return False
+
+    def _same(self, read: dict[str, str], compilers: dict[str, str]) -> bool:
+        """Return whether files have these digests, and compilers that are here these versions.
+
+        Files that are as they were last time are not read.
+        """
+        seen = {}
+        with contextlib.suppress(OSError, ValueError):
+            seen = _read(os.path.join(self.beside, SEEN))
+        here = {path: compilers[word] for word in compilers if (path := _real(word))}
+        now = {name: [*_stamp(name), told] for name, told in {**read, **here}.items()}
+        for name, stamp in now.items():
+            asked = _version if name in here else _digest
+            if seen.get(name) != stamp and asked(name) != stamp[-1]:
+                return False
+        if now != seen:
+            _write(os.path.join(self.beside, SEEN), now)
+        return True
+
+    def _unshadowed(self, read: dict[str, str]) -> bool:
+        """Return whether no header lies where it would be found before one that was read."""
+        roots = [os.path.normpath(os.path.join(self.folder, root)) for root in self._includes]
+        first = (
+            earlier + path[len(root) :]
+            for number, root in enumerate(roots)
+            for path in read
+            if path.startswith(f"{root}{os.sep}")
+            for earlier in roots[:number]
+        )
+        return not any(path not in read and os.path.exists(path) for path in first)
+
+    def keep_record(self, ninja: str, file: str, started: float) -> None:
+        """Write down what a finished build depends on, if that can be told."""
+
+        def ask(*what: str) -> list[str]:
+            command = [ninja, "-C", self.folder, "-f", file, "-t", *what]
+            lines = os.fsdecode(subprocess.check_output(command)).splitlines()
+            return [line for line in lines if not line.startswith("ninja: ")]
+
+        try:
+            made = {line.rpartition(":")[0] for line in ask("targets", "all")}
+            last = [line.rpartition(":")[0] for line in ask("targets", "depth", "1")]
+            known = {line.strip() for line in ask("deps") if line.startswith("    ")}
+            names = {*ask("inputs", *last), *known} - made
+        except (OSError, subprocess.CalledProcessError):
+            return
+        paths = [os.path.normpath(os.path.join(self.folder, name)) for name in names]
+        paths = [path for path in paths if os.path.isfile(path)]
+        if any(_stamp(path)[1] >= started * 1e9 for path in paths):
+            return  # edited while it was built
+        record = {
+            "text": self._text,
+            "read": {self._moved(path): _digest(path) for path in sorted(paths)},
+            "made": [self._moved(path) for path in last if path in made],
+            "compilers": {n: _version(path) for n in self._compilers if (path := _real(n))},
+        }
+        _write(os.path.join(self.beside, jits.RECORD), record)
+
+
+def main() -> int:
+    """Do what a tool would, or nothing where nothing is to do; return the exit code."""
+    name, arguments = os.path.basename(sys.argv[1]), sys.argv[2:]
+    real = _real(name)
+    if name != "ninja":
+        tool, what = events.compile_in([name, *arguments])
+        counted = os.path.exists(f"{os.environ.get(events.FOLDER)}/{os.getppid()}")
+        if not tool or counted:  # by the Python process that started it
+            return _exec(real, name, arguments)
+        return _compile(real, name, arguments, what)
+    folder, file = _build_in(arguments)
+    if "--version" in arguments and not real:
+        sys.stdout.write("1.11.1\n")  # what asks whether there is one, finds this one
+        return 0
+    if not file:
+        return _exec(real, name, arguments)
+    build = NinjaBuild(folder, file)
+    if build.is_fresh():
+        events.note(served="ninja", what=build.beside)
+        sys.stdout.write("ninja: no work to do.\n")
+        return 0
+    started = time.time()
+    code = _compile(real, name, arguments, build.beside)
+    if real and not code:
+        build.keep_record(real, os.path.abspath(file), started)
+    return code
+
+
+def _build_in(arguments: list[str]) -> tuple[str, str]:
+    """Return the folder and the file of a plain build below our caches, or ""."""
+    try:
+        options = dict(getopt.gnu_getopt(arguments, "C:f:j:k:l:v")[0])
+    except getopt.GetoptError:
+        return "", ""
+    folder = options.get("-C") or os.getcwd()
+    file = os.path.join(folder, options.get("-f") or "build.ninja")
+    caches = os.path.realpath(os.environ.get(events.CACHES, os.devnull))
+    below = os.path.realpath(file).startswith(f"{caches}{os.sep}") and os.path.isfile(file)
+    return (folder, file) if below else ("", "")
+
+
+def _compile(real: str | None, name: str, arguments: list[str], what: str) -> int:
+    """Run a tool that compiles, unless it is refused, and note it; return the exit code."""
+    where = f"process {os.getppid()}"
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+        where = os.fsdecode(file.read(300)).replace("\0", " ").strip()
+    message = events.begins(name, what, where)
+    if message:
+        sys.stderr.write(f"{message}\n")
+        if os.environ[events.MODE] == "frozen":
+            return 1
+    if not real:
+        return _exec(real, name, arguments)
+    started = time.monotonic()
+    code = subprocess.call([real, *arguments])
+    seconds = round(time.monotonic() - started, 3)
+    events.note(tool=name, what=what, where=where, seconds=seconds)
+    return code if code >= 0 else 128 - code
+
+
+def _real(name: str) -> str | None:
+    """Return the path of a tool itself."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(f for f in folders if events.TOOLS not in f))
+
+
+def _exec(real: str | None, name: str, arguments: list[str]) -> int:
+    if not real:
+        sys.stderr.write(f"{name}: not found\n")
+        return 127
+    return os.execv(real, [real, *arguments])  # noqa: S606  no shell is wanted
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _version(compiler: str) -> str:
+    """Return what a compiler says of itself."""
+    asked = subprocess.run([compiler, "--version"], capture_output=True, check=False)
+    return os.fsdecode(asked.stdout)
+
+
+def _stamp(path: str) -> list[int]:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _read(path: str) -> Any:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return json.load(file)
+
+
+def _write(path: str, value: object) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file, sort_keys=True)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

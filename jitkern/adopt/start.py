@@ -1,0 +1,152 @@
+"""The start of `jitkern run` where nothing is new, which imports next to nothing.
+
+A run leaves a note: the environment of its command, and the facts that this follows from. While
+they hold, the command starts at once. If it ends soon and leaves nothing that is to be kept or
+told, `run` and all that it needs is not imported; otherwise while the command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import jitkern._command as command_room
+import jitkern.adopt.events as events  # noqa: PLR0402
+
+TYPE_CHECKING = False  # as in `typing`, whose import would delay the start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SOON = 1.0  # seconds
+MODES = {"--frozen": "frozen", "--warn": "warn", "-q": "", "--quiet": ""}
+begun: list[RunningCommand] = []  # what runs already when `run` is imported
+
+
+class RunningCommand(command_room.ChildCommand):
+    """A command with a folder in which its processes note what happens."""
+
+    def __init__(
+        self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
+    ) -> None:
+        """Start it. environment: also says where the caches are. Raises OSError."""
+        temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108
+        place = temporary if os.path.isdir(temporary) else environment[events.CACHES]
+        self.scratch = f"{place}/jitkern-run-{os.urandom(8).hex()}"
+        os.mkdir(self.scratch, 0o700)
+        frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}
+        own = {
+            events.FOLDER: self.scratch,
+            events.MODE: mode,
+            events.COMMAND: events.SEPARATOR.join(("jitkern", "run", "--", *words)),
+        }
+        super().__init__(program, words, {**frozen, **environment, **own})
+
+    def close(self) -> None:
+        """Delete what the processes noted, and take signals again."""
+        try:
+            for name in os.listdir(self.scratch):
+                os.unlink(f"{self.scratch}/{name}")
+            os.rmdir(self.scratch)
+        except OSError:
+            pass  # a process that outlives the command notes something right now
+        super().close()
+
+
+def note_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the path of the note about a program, or "" if it depends on the current directory."""
+    home = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '')}/.cache"
+    root = environment.get("JITKERN_CACHE_DIR") or f"{home}/jitkern"
+    search = [environment.get("PATH", ""), environment.get("PYTHONPATH") or "/"]
+    places = [root, *os.pathsep.join(search).split(os.pathsep)]
+    if not words or words[0].find("/") > 0 or not all(map(os.path.isabs, places)):
+        return ""
+    return f"{root}/v1/run/starts/{words[0].replace('/', '%')}"
+
+
+def fact(kind: str, name: str, environment: Mapping[str, str]) -> str:
+    """Return what is so now of a file, its owner and mode, variables that begin so, or the machine.
+
+    Raises OSError.
+    """
+    if kind == "variables":
+        return str(sorted(item for item in environment.items() if item[0].startswith(name)))
+    if kind == "machine":
+        devices = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia"))
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{os.uname()} {os.geteuid()} {devices} {file.read()}"
+    try:
+        status = os.stat(name)
+    except OSError:
+        return ""
+    if kind == "owner":
+        return f"{status.st_dev} {status.st_ino} {status.st_mode} {status.st_uid}"
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def newest(folder: str) -> int:
+    """Return when something below a folder was last changed, in nanoseconds; 0 without one."""
+    try:
+        latest = os.stat(folder).st_ctime_ns
+        with os.scandir(folder) as items:
+            for item in items:
+                inner = item.is_dir(follow_symlinks=False)
+                changed = item.stat(follow_symlinks=False).st_ctime_ns
+                latest = max(latest, newest(item.path) if inner else changed)
+    except OSError:
+        return time.time_ns() if os.path.isdir(folder) else 0
+    return latest
+
+
+def begin(arguments: Sequence[str]) -> int | None:
+    """Begin the command of `jitkern run` if nothing is new; return its code if nothing came of it.
+
+    None: the command is not `begun`, or `run` has something to do when it ends.
+    """
+    words, mode = _command_in(arguments)
+    environment = dict(os.environ)
+    try:
+        with open(note_of(words, environment), "rb") as file:
+            fields = os.fsdecode(file.read()).split("\0")
+        told = [*zip(fields[::3], fields[1::3], fields[2::3])]
+        facts = (row for row in told if row[0] not in ("set", "folder", "program"))
+        if any(fact(kind, name, environment) != value for kind, name, value in facts):
+            return None
+    except (OSError, ValueError):
+        return None
+    environment.update({name: value for kind, name, value in told if kind == "set"})
+    folders = [(name, int(value)) for kind, name, value in told if kind == "folder"]
+    [program] = [name for kind, name, _ in told if kind == "program"]
+    if any(os.path.isdir(name) != bool(before) for name, before in folders):
+        return None
+    command = RunningCommand(program, words, environment, mode)
+    begun.append(command)
+    code = command.wait(command.started + SOON)
+    noted = os.path.exists(f"{command.scratch}/{events.FILE}")
+    if code is None or noted or any(newest(name) > before for name, before in folders):
+        return None
+    for name, before in folders:
+        if before:
+            os.utime(f"{name}.json")  # it is in use
+    begun.pop().close()
+    return code
+
+
+def finish() -> None:
+    """Wait for a command that is `begun` still: what should have waited for it has failed."""
+    while begun:
+        while begun[0].wait(time.monotonic() + 3600.0) is None:
+            pass
+        begun.pop().close()
+
+
+def _command_in(arguments: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return the command and the mode of plain arguments of `jitkern run`; no command of others."""
+    chosen: list[str] = []
+    for number, word in enumerate(arguments):
+        if word[:1] != "-" or word == "--":
+            plain = "".join(chosen) in MODES.values() and "_ARGCOMPLETE" not in os.environ
+            return arguments[number + (word == "--") :] if plain else (), "".join(chosen)
+        if word not in MODES:
+            break
+        chosen.append(MODES[word])
+    return (), ""
