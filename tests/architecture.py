@@ -37,7 +37,7 @@ BUDGETS = {
     "compilers": 5379,
     "loading": 645,
     "jit": 825,
-    "adopt": 1593,
+    "adopt": 1604,
     "launch": 3275,
     "trace": 2802,
     "runtime": 3260,

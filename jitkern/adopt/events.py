@@ -21,8 +21,9 @@ SEPARATOR = "\x1f"
 COMPILERS = (
     "nvcc", "ptxas", "cicc", "nvlink", "cc", "c++", "gcc", "g++", "clang", "clang++", "hipcc",
 )  # fmt: skip
-_ASKS = (  # what only asks a compiler about itself
+_ASKS = (  # what only asks a compiler about itself, or as `ctypes.util` does for a library
     "--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpfullversion",
+    "-Wl,-t",
 )  # fmt: skip
 _SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx", ".ptx", ".ll", ".hpp")
 

@@ -20,7 +20,7 @@ class Jit:
     skipped: patterns of names that are not kept: locks, logs, what is only of use to a compiler.
     places: where the cache is without `jitkern run`.
     compiles: functions that compile, `module:name`, which programs have counted and refused.
-    also: more variables, with their values.
+    also: more variables, with the values that they get unless the user has set them.
     """
 
     unit = 0
@@ -53,8 +53,8 @@ JITS = (
     Jit("flashinfer", {"FLASHINFER_WORKSPACE_BASE": "."},
         ("flashinfer-python", "torch", "apache-tvm-ffi"), unit=6, ninja=True,
         skipped=(*_BUILD, "*.log")),
-    Jit("deep_gemm", {"DG_JIT_CACHE_DIR": "."}, ("deep-gemm", "torch"), unit=2,
-        skipped=("tmp",), places=("~/.deep_gemm",)),
+    Jit("deep_gemm", {"DG_JIT_CACHE_DIR": ".", "SGLANG_DG_CACHE_DIR": "."},
+        ("deep-gemm", "torch"), unit=2, skipped=("tmp", "locks"), places=("~/.deep_gemm",)),
     Jit("sglang", {"SGLANG_JIT_CACHE_DIR": "."}, ("sglang", "torch", "apache-tvm-ffi"), unit=3,
         skipped=(".staging-*",), places=("~/.cache/sglang/jit",)),
     Jit("tilelang", {"TILELANG_CACHE_DIR": "."}, ("tilelang", "torch"), unit=4,
@@ -71,11 +71,15 @@ JITS = (
         compiles=("cupy.cuda.compiler:_compile_using_nvrtc_no_warning|compile_using_nvrtc",)),
     Jit("numba", {"NUMBA_CACHE_DIR": "."}, ("numba", "llvmlite"), unit=1, native=True,
         compiles=("numba.core.dispatcher:_FunctionCompiler.compile",)),
-    Jit("warp", {"WARP_CACHE_PATH": "."}, ("warp-lang",), unit=1, native=True,
-        places=("~/.cache/warp/*",)),
+    Jit("warp", {"WARP_CACHE_PATH": "."}, ("warp-lang",), unit=2, native=True,
+        places=("~/.cache/warp",),
+        compiles=("warp._src.build:build_cpu", "warp._src.build:build_cuda")),
     Jit("keops", {"KEOPS_CACHE_FOLDER": "."}, ("pykeops", "keopscore"), unit=1, native=True,
         places=("~/.cache/keops*",)),
     Jit("jax", {"JAX_COMPILATION_CACHE_DIR": "."}, ("jax", "jaxlib"), native=True,
+        also=(("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+              ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
+              ("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")),  # their path is in JAX's key
         compiles=("jax._src.compiler:backend_compile_and_load|backend_compile",)),
     Jit("cuda_driver", {"CUDA_CACHE_PATH": "."}, driver=True, places=("~/.nv/ComputeCache",)),
 )  # fmt: skip

@@ -169,7 +169,12 @@ class Run:
             events.CACHES: str(self._caches),
             "PATH": os.pathsep.join((*self._tools(path), path)),
             "PYTHONPATH": os.pathsep.join(p for p in (str(_HERE / "site"), python) if p),
-            **{k: v for folder in self.folders for k, v in folder.variables().items()},
+            **{
+                name: value
+                for folder in self.folders
+                for name, value in folder.variables().items()
+                if name not in self._environment
+            },
         }
         nvcc = shutil.which("nvcc", path=path)
         if nvcc and not {"CUDA_HOME", "CUDA_PATH"} & {*self._environment}:
@@ -210,7 +215,8 @@ class Run:
             config.settings.SYSTEM_FILE, config.settings.user_file(self._environment),
             *self.cache.layers,
         ]  # fmt: skip
-        variables = {*_VARIABLES, *(name for row in jits.JITS for name in row.variables)}
+        rows = (name for row in jits.JITS for name in (*row.variables, *dict(row.also)))
+        variables = {*_VARIABLES, *rows}
         facts = [("machine", ""), *(("variables", name) for name in variables)]
         facts += [("file", str(path)) for path in files]
         facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
