@@ -60,7 +60,7 @@ class Report(NamedTuple):
 
 
 class Run:
-    """A command with its folders. Use as a context, in which `execute` is called once."""
+    """A command with its folders; `execute` is called once."""
 
     def __init__(
         self, command: Sequence[str], *, mode: str = "", tell: Tell = lambda _: None
