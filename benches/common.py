@@ -107,6 +107,13 @@ def _installed(*distributions: str) -> str:
     return "none"
 
 
+def distribution(package: str) -> str:
+    """Name and version of the distribution of a package, e.g. `liger-kernel 0.8.5`."""
+    for name in importlib.metadata.packages_distributions().get(package, ()):
+        return f"{name} {importlib.metadata.version(name)}"
+    return package
+
+
 def _first(pattern: str, text: str, otherwise: str = "none") -> str:
     found = re.search(pattern, text)
     return found.group(1).strip() if found else otherwise

@@ -121,7 +121,9 @@ class Bench:
                     seconds = measure(kind)
                 except ChildFailed as e:
                     self.failed.add(kind.name)
-                    print(f"FAILED: {what} {kind.name} is left out:\n{e}", file=sys.stderr)
+                    print(
+                        f"FAILED: {what} {kind.name} is left out:{_why(kind, e)}", file=sys.stderr
+                    )
                     continue
                 measured[kind.name].append(seconds)
                 progress = f"{what} {kind.name} {number}/{rounds[kind.name]}: {seconds:.4f} s"
@@ -131,6 +133,13 @@ class Bench:
             for name, times in measured.items()
             if times and name not in self.failed
         }
+
+
+def _why(kind: Kind, e: ChildFailed) -> str:
+    """What a child wrote; of the package of a peer its version, and the error alone."""
+    if kind.op or not kind.needs:
+        return f"\n{e}"
+    return f" it fails with {common.distribution(kind.needs)}: {str(e).splitlines()[-1]}"
 
 
 def _runs(kind: Kind, device: str) -> bool:

@@ -7,10 +7,14 @@ import itertools
 import json
 import math
 import shutil
+import sys
+import types
 
+import numpy as np
 import pytest
 import torch
 from helpers import declared
+from torch.nn import functional as F
 
 import jitkern.ops
 from benches import profile
@@ -410,8 +414,84 @@ def test_a_peer_that_cannot_be_imported_is_left_out(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setitem(peers.ADAPTERS, "softmax", (peers.Adapter("fast", "fast", make),))
     contenders = peers.Peers(subject_of(jitkern.ops.softmax), "cuda", ["eager", "fast"])
-    assert contenders.left_out == {"fast": "ImportError: libfast.so is missing"}
+    assert contenders.left_out == {"fast": "fails with fast: ImportError: libfast.so is missing"}
     assert [c.name for c in contenders.of_shape()] == ["jitkern", "eager"]
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Liger 0.8.5, quack 0.6.5 and FlashInfer 0.7.2: their functions' parameters, over PyTorch."""
+
+    def rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True):
+        assert casting_mode in ("llama", "gemma", "none") and not in_place
+        return F.rms_norm(X, W.shape, W + offset, eps)
+
+    def add_rms_norm(X, R, W, eps, offset=0.0, casting_mode="llama", in_place=True):
+        return rms_norm(X + R, W, eps, offset, casting_mode, in_place), X + R
+
+    def cross_entropy(logits, target, weight=None, size_average=None, ignore_index=-100):
+        assert weight is None and size_average is None
+        return F.cross_entropy(logits, target)
+
+    functions = {
+        "liger_kernel.transformers.functional": {
+            "liger_softmax": lambda x: x.softmax(-1),
+            "liger_rms_norm": rms_norm,
+            "liger_fused_add_rms_norm": add_rms_norm,
+            "liger_layer_norm": lambda X, W, B, eps: F.layer_norm(X, W.shape, W, B, eps),
+            "liger_cross_entropy": cross_entropy,
+            "liger_swiglu": lambda a, b: F.silu(a) * b,
+            "liger_geglu": lambda a, b: F.gelu(a, approximate="tanh") * b,
+        },
+        "quack.softmax": {"softmax": lambda x: x.softmax(-1)},
+        "flashinfer.sampling": {
+            "softmax": lambda logits, temperature=None, enable_pdl=None: logits.softmax(-1)
+        },
+    }
+    for module, attributes in functions.items():
+        made, names = None, module.split(".")
+        for count in range(len(names), 0, -1):
+            inner, made = made, types.ModuleType(".".join(names[:count]))
+            vars(made).update(attributes if inner is None else {names[count]: inner})
+            monkeypatch.setitem(sys.modules, made.__name__, made)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", "rms_norm", "add_rms_norm", "layer_norm", "cross_entropy", "silu_and_mul",
+     "gelu_tanh_and_mul", "benches.formulas:swiglu"],
+)  # fmt: skip
+def test_peers_are_called_with_their_own_parameters(name, others):
+    (subject,) = subjects_of([name])
+    call = named_shapes(subject, "cpu", "f32")
+    shape = next(
+        shape for name, shape in call.items() if name in ("row-1024", "8B-hidden", "8B-mlp")
+    )
+    args = subject.complete(shape.make())
+    expected = subject.results(subject.reference(), args)
+    for adapter in peers.ADAPTERS[subject.name]:
+        if adapter.package != "torch":
+            torch.testing.assert_close(subject.results(adapter.make(), args), expected)
+
+
+def test_a_peer_leaves_out_calls_that_it_does_not_know(others):
+    for adapter in peers.ADAPTERS["softmax"]:
+        for dim, scale in ((0, 1.0), (-1, 2.0)):
+            with pytest.raises(peers.Unsupported):
+                adapter.make()(torch.ones(3, 4), dim, scale)
+
+
+@needs_compiler
+def test_a_peer_that_fails_is_named_with_its_version(monkeypatch):
+    adapter = peers.Adapter("other", "numpy", lambda: lambda x: x, differentiable=False)
+    monkeypatch.setitem(peers.ADAPTERS, "softmax", (adapter,))
+    contender = next(
+        peers.Peers(subject_of(jitkern.ops.softmax), "cuda", ["other"])._from_elsewhere("cuda")
+    )
+    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [contender])
+    (row,) = measured(jitkern.ops.softmax, directions=["forward"]).rows
+    assert row.note.startswith(f"fails with numpy {np.__version__}: TypeError: ")
+    assert "takes 1 positional argument but 3 were given" in row.note
 
 
 def test_compiled_peers_share_no_code():

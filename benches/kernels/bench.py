@@ -22,7 +22,7 @@ from torch._functorch import config as functorch
 from benches.common import ChildFailed
 from benches.kernels import first_call, peers
 from benches.kernels.passes import Backward, Forward
-from benches.kernels.peers import Contender, Peers, Unsupported, first_line
+from benches.kernels.peers import Contender, Peers, Unsupported, failure
 from benches.kernels.shapes import Shape, given_shapes, shapes_of
 from benches.kernels.subject import Subject, subject_of
 from jitkern import config
@@ -164,11 +164,11 @@ class Run:
             pass_ = kind(self.subject, shape, self.device, self.stream)
         except Exception as e:  # noqa: BLE001  memory runs out, or the reference takes no such shape
             for row in rows.values():
-                row.note = f"nothing to compare with: {type(e).__name__}: {first_line(e)}"
+                row.note = f"nothing to compare with: {failure(e)}"
             return
         for contender in contenders:
             try:
-                with self._noting(rows[contender.name]):
+                with self._noting(rows[contender.name], contender):
                     rows[contender.name].note = pass_.problem(contender)
             except Unsupported as e:
                 self.bench.left_out[contender.name] = str(e)
@@ -187,14 +187,14 @@ class Run:
         return self._contenders[shape.name]
 
     @contextlib.contextmanager
-    def _noting(self, row: Row, what: str = "") -> Iterator[None]:
-        """Note an error in the row, in place of a time."""
+    def _noting(self, row: Row, contender: Contender, what: str = "") -> Iterator[None]:
+        """Note an error of a contender in its row, in place of a time."""
         try:
             yield
         except Unsupported:
             raise
         except Exception as e:  # noqa: BLE001  whatever a peer raises: it stops no other
-            row.note = f"{what}{type(e).__name__}: {first_line(e)}"
+            row.note = what + failure(e, contender.version)
             self.tell(f"  {row.who}: {row.note}")
 
     def _time(
@@ -208,7 +208,8 @@ class Run:
             samplers = {}
             pool = torch.cuda.graph_pool_handle() if way == "kernel_us" else None
             for contender in right:
-                with self._noting(rows[contender.name], "not captured: " if pool else ""):
+                what = "not captured: " if pool else ""
+                with self._noting(rows[contender.name], contender, what):
                     sampler = pass_.kernels(contender, pool) if pool else pass_.wall(contender)
                     sampler()  # what fails does so here
                     samplers[contender.name] = sampler

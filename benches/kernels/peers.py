@@ -6,6 +6,7 @@ function that imports it and returns the call, with the op's parameters.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benches import common
 from benches.kernels.subject import Subject
 from jitkern import config
 from jitkern.cli.parser import UsageError
@@ -32,12 +34,14 @@ class Contender:
     """One way to compute an op.
 
     differentiable: autograd knows its backward. exact: it rounds nothing that the op keeps.
+    version: the distribution of a peer from elsewhere, e.g. `liger-kernel 0.8.5`.
     """
 
     name: str
     function: Function
     differentiable: bool = True
     exact: bool = True
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,8 @@ def _liger(name: str) -> Callable[[], Function]:
 
 
 def _liger_norm(name: str) -> Callable[[], Function]:
-    def make() -> Function:
-        from liger_kernel.transformers import functional
-
-        function = getattr(functional, name)
-        if name == "liger_layer_norm":
-            return lambda x, weight, bias: function(x, weight, bias, 1e-5)
-        return lambda *tensors: function(*tensors, 1e-6, in_place=False)  # of the gradient
-
-    return make
+    """Return a maker of Liger's norm, which is not to write over the gradient that it is given."""
+    return lambda: functools.partial(_liger(name)(), in_place=False)
 
 
 def _torch_cross_entropy() -> Function:
@@ -153,6 +150,23 @@ def _liger_packed(name: str) -> Callable[[], Function]:
         return lambda gate_up: function(*gate_up.chunk(2, -1))
 
     return make
+
+
+def _of_rows(make: Callable[[], Function]) -> Callable[[], Function]:
+    """Return a maker of a peer's softmax of rows, called with all parameters of the op."""
+
+    def made() -> Function:
+        function = make()
+
+        def call(x: torch.Tensor, dim: int, scale: float) -> torch.Tensor:
+            if dim not in (-1, x.dim() - 1) or scale != 1:
+                raise Unsupported("it has neither `dim` nor `scale`")
+            result: torch.Tensor = function(x)
+            return result
+
+        return call
+
+    return made
 
 
 def _quack_softmax() -> Function:
@@ -220,13 +234,15 @@ def _of_written_out_weights() -> Function:
 
 ADAPTERS = {
     "softmax": (
-        Adapter("liger", "liger_kernel", _liger("liger_softmax")),
-        Adapter("quack", "quack", _quack_softmax),
-        Adapter("flashinfer", "flashinfer", _flashinfer_softmax, differentiable=False),
+        Adapter("liger", "liger_kernel", _of_rows(_liger("liger_softmax"))),
+        Adapter("quack", "quack", _of_rows(_quack_softmax)),
+        Adapter(
+            "flashinfer", "flashinfer", _of_rows(_flashinfer_softmax), differentiable=False
+        ),
     ),
     "rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_rms_norm")),),
     "add_rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_fused_add_rms_norm")),),
-    "layer_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_layer_norm")),),
+    "layer_norm": (Adapter("liger", "liger_kernel", _liger("liger_layer_norm")),),
     "cross_entropy": (
         Adapter("F.cross_entropy", "torch", _torch_cross_entropy),
         # Where a gradient is wanted it overwrites the logits.
@@ -300,12 +316,15 @@ class Peers:
             elif not importlib.util.find_spec(adapter.package):
                 self.left_out[adapter.name] = f"there is no package `{adapter.package}` here"
             else:
+                elsewhere = adapter.package != "torch"
+                version = common.distribution(adapter.package) if elsewhere else ""
                 try:
                     function = adapter.make()
                 except Exception as e:  # noqa: BLE001  whatever the import of a package raises
-                    self.left_out[adapter.name] = f"{type(e).__name__}: {first_line(e)}"
+                    self.left_out[adapter.name] = failure(e, version)
                 else:
-                    yield Contender(adapter.name, function, adapter.differentiable, adapter.exact)
+                    rest = adapter.differentiable, adapter.exact, version
+                    yield Contender(adapter.name, function, *rest)
 
 
 def preferring(kind: str, function: Function) -> Function:
@@ -336,6 +355,8 @@ def check_names(names: Sequence[str]) -> None:
             raise UsageError(f"there is no peer `{name}`{meant(name, known)}: {', '.join(known)}")
 
 
-def first_line(e: BaseException) -> str:
-    """Return the first line of an error."""
-    return (str(e).strip().splitlines() or [""])[0][:200]
+def failure(e: BaseException, version: str = "") -> str:
+    """Return what failed, in one line. version: of the peer whose error it is, or ""."""
+    first = (str(e).strip().splitlines() or [""])[0][:200]
+    text = f"{type(e).__name__}: {first}"
+    return f"fails with {version}: {text}" if version else text
