@@ -20,7 +20,7 @@ PAIR := $(TORCH)-$(shell $(PYTHON) -c "import sys; print('%s%d.%d' % (sys.implem
 .PHONY: demo test test-all test-long test-matrix test-another conformance check docs clean
 
 demo: $(VENV)/.base-$(PAIR)
-	$(BIN)/python -W ignore -m benches.demo
+	$(BIN)/python -m benches.demo
 
 test: $(VENV)/.test-$(PAIR)
 	$(BIN)/python -m pytest -n $(CORES)

@@ -1,9 +1,10 @@
 """A few kernels of each kind that works here: compiled, served by the cache, compared with PyTorch.
 
 Each row is one kernel. `first call` compiles it, or takes it from the cache if an earlier run has
-left it there. `next process` is the first call of a second process, which may not compile. `a call`
+left it there. `warm start` is the first call of a second process, which may not compile. `a call`
 is one call of many, and `PyTorch` one call of the function in PyTorch, in turn with it; both are
-medians. `error` is the largest difference from the reference in float64, in roundings.
+medians. All are wall times. `error` is the largest difference from the reference in float64, in
+roundings. The last line is the verdict.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,16 +25,19 @@ from benches import common
 from jitkern import config, ops, pointwise, stats
 from jitkern.cli.output import print_table
 from jitkern.devtools import check
+from jitkern.errors import JitkernError
 from jitkern.runtime import specializer
 
 ROUNDS, CALLS = 10, 50
 ROUNDINGS = 4.0  # that the formula may be off; a kernel has the bound of `jitkern check`
+HEADER = "kernel", "source", "first call", "warm start", "a call", "PyTorch", "error"
 NEXT = """
 A kernel of your own:  jitkern init --kernel NAME, and docs/author_guide.md
 a formula as kernel:   docs/pointwise.md
 every shipped op:      jitkern prewarm, then jitkern check
 which tools work here: jitkern doctor
-the documentation:     make docs"""
+the documentation:     make docs
+"""
 
 
 class Row(NamedTuple):
@@ -76,15 +81,18 @@ def _on(device: str) -> list[Row]:
     ]
 
 
-def first_calls() -> list[tuple[str, str, str, float]]:
+def first_calls() -> list[tuple[str, str, float]]:
     """Call each kernel for the first time in this process; returns the rows with the seconds."""
     found = []
-    for row in shown():
+    rows = shown()
+    for number, row in enumerate(rows, 1):
+        source = f"{row.device} {row.kind}"
+        print(f"[{number}/{len(rows)}] {row.name}: {source}", file=sys.stderr, flush=True)
         with config.using(prefer=row.kind, fallback="raise"), torch.no_grad():
             seconds = _seconds(lambda row=row: row.ours(*row.args), 1)
             _seconds(lambda row=row: row.ours(*row.args), CALLS)
             specializer.settle()  # the next process finds the host side of the call, too
-        found.append((row.name, row.device, row.kind, seconds))
+        found.append((row.name, source, seconds))
     return found
 
 
@@ -124,40 +132,69 @@ def _error(row: Row) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the table, and return 1 if a result was wrong."""
-    if arguments == ["first"]:  # a process that main has started
-        print(json.dumps([first_calls(), stats()["compiles"]]))
-        return 0
-    if arguments == ["next"]:
-        print(json.dumps(all_calls()))
+    """Print the table and a verdict, and return 1 if a kernel failed or a result was wrong."""
+    if arguments:  # a process that main has started
+        phase = {"first": lambda: [first_calls(), stats()["compiles"]], "next": all_calls}
+        try:
+            print(json.dumps(phase[arguments[0]]()))
+        except JitkernError as e:
+            print(e, file=sys.stderr)
+            return 1
         return 0
     model = common.device_name("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"{model}, torch {torch.__version__}")
-    print("Compiling a kernel for each kind of source that works here …", flush=True)
-    first, compiles = _process("first", compiling="auto")
-    rest = _process("next", compiling="never")
-    print_table(
-        ("kernel", "device", "source", "first call", "next process", "a call", "PyTorch", "error"),
-        [
-            (*row, f"{seconds:.2f} s", f"{1e3 * warm:.1f} ms", f"{1e6 * ours:.1f} us",
-             f"{1e6 * torchs:.1f} us", f"{error:.2f}")
-            for (*row, seconds), (warm, ours, torchs, error, _) in zip(first, rest)
-        ],
-    )  # fmt: skip
-    print(
-        f"{compiles:.0f} compiled now; the next process took all from {config.current().cache_dir}"
-    )
-    wrong = [row[0] for row, (*_, error, allowed) in zip(first, rest) if error > allowed]
-    print(f"WRONG: {', '.join(wrong)}" if wrong else "Each result is PyTorch's, up to rounding.")
+    print(f"{model}, torch {torch.__version__}, cache {config.current().cache_dir}")
+    print("First calls of a kernel of each kind of source that works here:", flush=True)
+    try:
+        first, compiles = _process("first", compiling="auto")
+        print("A second process, which may not compile, measures them.", flush=True)
+        rest = _process("next", compiling="never")
+    except subprocess.CalledProcessError:
+        print("FAILED: a kernel did not run; the error stands above. What works: jitkern doctor")
+        return 1
+    print("\nWall times; errors in roundings, from the result in float64:")
+    print_table(HEADER, cells(first, rest))
     print(NEXT)
+    wrong = [row[0] for row, (*_, error, allowed) in zip(first, rest) if error > allowed]
+    print(verdict(wrong, len(first), compiles))
     return 1 if wrong else 0
 
 
+def cells(first: Sequence[Any], rest: Sequence[Any]) -> list[tuple[str, ...]]:
+    """Return the rows of the table, which is never wider than 80 columns."""
+    table = []
+    for (name, source, cold), (warm, ours, torchs, error, _) in zip(first, rest):
+        times = (f"{_time(taken):>{width}}" for taken, width in zip((cold, warm), (10, 10)))
+        calls = (f"{_time(taken):>7}" for taken in (ours, torchs))
+        table.append((name, source, *times, *calls, f"{error:5.2f}" if error < 100 else "> 99"))
+    return table
+
+
+def verdict(wrong: Sequence[str], count: int, compiles: int) -> str:
+    """Return the last line: whether each result is right, and what was compiled."""
+    if wrong:
+        return f"FAILED: {len(wrong)} of {count} kernels give wrong results: {', '.join(wrong)}"
+    said = f"{compiles:.0f} compiled, none by the second process"
+    return f"OK: {count} of {count} kernels agree with PyTorch; {said}"
+
+
+def _time(seconds: float) -> str:
+    """Return a time with three digits, in at most seven characters."""
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6)
+    value = seconds * scale
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+
+
 def _process(phase: str, *, compiling: str) -> Any:
-    environment = {**os.environ, "JITKERN_COMPILE": compiling}
-    return common.fresh_process(
-        "-W", "ignore", "-m", "benches.demo", phase, environment=environment
+    """Return what a process of a phase prints as JSON. Raises CalledProcessError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benches.demo", phase],
+        env={**os.environ, "JITKERN_COMPILE": compiling},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
