@@ -136,7 +136,7 @@ class Builder:
         """
         self._works = [self._planned(group) for group in dict.fromkeys(groups)]
         self._stopped = any(work.failed for work in self._works) and not self._keep_going
-        self._total = len(self._kernels)
+        self._total = len(self._kernels) + sum(len(work.calls) for work in self._works)
         with announcement.silence():  # the progress tells what a user waits for
             self._build(sorted(self._kernels.values(), key=lambda k: -k.variant.source.seconds))
             if not self._stopped:
@@ -253,6 +253,7 @@ class Builder:
                 result = result._replace(status="skipped", reason=f"{_LEFT_OUT}{result.reason}")
         if result.path or not kernel.optional:
             self._results[kernel] = result
+        self._done += 1
         self._tell(result)
 
     def _early(self, kernel: Kernel) -> bool:
@@ -269,18 +270,20 @@ class Builder:
         return any(all(launch - self._broken for launch in run) for run in choices)
 
     def _note(self, group: Group, recorded: Recorded) -> None:
-        """Tell what came of the launch records of calls."""
+        """Tell what came of the launch records of calls that use the same kernels."""
         for text in recorded.notes:
             if text not in self._notes:
                 self._notes.add(text)
                 self._progress(Step(self._done, self._total, text, finished=False))
+        self._done += 1
         for reason in recorded.refused:
-            self._total += 1
             self._tell(group.result("failed", reason))
+        if not recorded.refused:
+            text = f"traced  {group.op.name} {group.target}"
+            self._progress(Step(self._done, self._total, text, finished=True))
 
     def _tell(self, result: Result) -> None:
         """Report a result as progress; after a failed build begin no more, unless `keep_going`."""
-        self._done += 1
         what = f"{result.status:7} {result.op} {result.variant} {result.target}"
         text = f"{what} {result.seconds:.2f} s"
         self._progress(Step(self._done, self._total, text, finished=True, result=result))

@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of progress: one more of `total` results (`finished`), or a remark."""
+    """A step of progress: one more of `total` kernels and traces (`finished`), or a remark."""
 
     done: int
     total: int

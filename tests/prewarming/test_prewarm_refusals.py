@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 
 import pytest
 import torch
@@ -67,6 +68,15 @@ def package(tmp_path, monkeypatch, cli):
     yield Package(tmp_path, cli)
     for name in OPS.keys() - before:
         del OPS[name]
+
+
+@pytest.mark.long
+def test_the_total_stays_when_a_launch_is_refused(package):
+    package.write(launch="k.f(out, x, grid=1, block=32)")
+    code, _, err = package.cli("prewarm", package.name, CPU, "-v")
+    steps = re.findall(r"^\[(\d)/(\d)\] (failed)?", err, re.MULTILINE)
+    totals = {total for _, total, _ in steps}
+    assert (code, len(totals), steps[-1][::2]) == (1, 1, (*totals, "failed")), err
 
 
 @needs_nvrtc

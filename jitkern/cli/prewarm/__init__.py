@@ -148,8 +148,8 @@ def run(args: argparse.Namespace) -> int:
         elif args.level == 0:
             print_ops(results)
         print(
-            f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, "
-            f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
+            f"{count['built']} built, {count['hit']} cached, {count['failed']} failed, "
+            f"{count['skipped']} skipped; {seconds:.1f} s wall time; {config.current().cache_dir}"
         )
     nothing = why_nothing(wanted, targets, results) if args.shard[1] == 1 else ""
     if nothing:

@@ -98,7 +98,7 @@ def why_nothing(
 
 
 def print_ops(results: list[Result]) -> None:
-    """Print a line for each op and target."""
+    """Print a line for each op and target; its time is the sum of those of all builds."""
     groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     labels = _labels(results)
     for r in results:
@@ -116,8 +116,8 @@ def print_ops(results: list[Result]) -> None:
         for status, code in (("failed", RED), ("skipped", YELLOW)):
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []
-        built = [r.seconds for r in group if r.status == "built"]
-        time_ = f"{sum(built):.1f} s" if built else "cached" if made else ""
+        compiling = sum(r.seconds for r in group if r.status == "built")
+        time_ = f"{compiling:.1f} s compiling" if compiling else "cached" if kernels else ""
         rows.append((op, target, ", ".join(texts if made else texts[1:]), time_))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for op, target, text, time_ in rows:
