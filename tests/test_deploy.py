@@ -52,7 +52,7 @@ def snippets(language, containing=""):
 def shell(script, cwd, **environment):
     done = subprocess.run(
         ["/bin/sh", "-ec", PROGRAMS + script],
-        cwd=cwd, env={**os.environ, "PATH": own_programs_first(), "PYTHONPATH": str(cwd), **environment},
+        cwd=cwd, env={**os.environ, "PATH": own_programs_first(), "PYTHONPATH": f"{cwd}/src", **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
@@ -75,7 +75,7 @@ class Stage:
     def __init__(self, root, project, path):
         self.root = root
         self.project = project
-        self.environment = {"PATH": path, "PYTHONPATH": str(project), "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+        self.environment = {"PATH": path, "PYTHONPATH": f"{project}/src", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
 
     def here(self, text):
         return text.replace("/opt/", f"{self.root}/opt/").replace("/src", str(self.project))

@@ -92,7 +92,12 @@ def free_port():
 @contextlib.contextmanager
 def servers(commands, folder, log):
     """Run commands beside the block, where the packages of a folder are found."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": own_programs_first(), **OF_RAY}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}/src",
+        "PATH": own_programs_first(),
+        **OF_RAY,
+    }
     with contextlib.ExitStack() as started, log.open("w") as file:
         for command in commands:
             process = subprocess.Popen(

@@ -34,7 +34,7 @@ def blocks(language):
 
 def run(*command, cwd, **environment):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command], cwd=cwd, env={**os.environ, **environment},
+        [sys.executable, "-W", "ignore", *command], cwd=cwd, env={**os.environ, "PYTHONPATH": f"{cwd}/src", **environment},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (command, done.stderr)

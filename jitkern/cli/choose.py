@@ -135,10 +135,9 @@ def _leave_out(what: str, e: BaseException) -> str:
 def _found_here(module: str) -> contextlib.AbstractContextManager[None]:
     """Let imports find the package of `module` in the current directory or a project there."""
     package = _package_of(module)
-    folders = [str(Path.cwd())]
-    if Path(package, package, "__init__.py").is_file():  # what `jitkern init` wrote here
-        folders.append(str(Path(package).absolute()))
-    return prewarming.jobs.found_in(package, folders)
+    here = Path.cwd()
+    folders = [here, here / "src", here / package / "src"]  # `jitkern init` writes such projects
+    return prewarming.jobs.found_in(package, [*map(str, folders)])
 
 
 def _package_of(module: str) -> str:

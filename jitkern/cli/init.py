@@ -1,9 +1,9 @@
 """Write a new package of kernels that works as it is; with `--kernel`, one kernel folder.
 
-`jitkern init mypkg` makes the project `mypkg/`, with two ops for CUDA, Triton and C++, tests, a
-bench and a `pyproject.toml` through which `jitkern prewarm` and `jitkern list` find the ops once it
-is installed. `jitkern init --kernel relu` makes the folder `relu/` with the op `relu::relu`, and
-`--kernel mypkg::relu` one whose op belongs to `mypkg`.
+`jitkern init mypkg` makes the project `mypkg/`, with two ops for CUDA, Triton and C++ in
+`src/mypkg`, tests, a bench and a `pyproject.toml` through which `jitkern prewarm` and `jitkern
+list` find the ops once it is installed. `jitkern init --kernel relu` makes the folder `relu/` with
+the op `relu::relu`, and `--kernel mypkg::relu` one whose op belongs to `mypkg`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             _write("kernel", staged, {PACKAGE: namespace, KERNEL: name})
         else:
             _write("package", staged, {PACKAGE: name})
-            _write("kernel", staged / name / "kernels" / KERNEL, {PACKAGE: name})
+            _write("kernel", staged / "src" / name / "kernels" / KERNEL, {PACKAGE: name})
         staged.rename(folder)
     if args.compile_commands:
         clangd.write(choose_ops([name]).ops)

@@ -18,10 +18,10 @@ from helpers import H100, REPOSITORY, kernels, last_json
 from jitkern.compilers.cuda import toolkit
 
 WRITTEN = {
-    "pyproject.toml", "README.md", "bench.py", "tests/test_kernels.py", "mypkg/__init__.py",
-    "mypkg/kernels/scale/kernel.py", "mypkg/kernels/scale/scale.cu", "mypkg/kernels/scale/scale.cpp",
-    "mypkg/kernels/add_relu/kernel.py", "mypkg/kernels/add_relu/add_relu_triton.py",
-    "mypkg/kernels/add_relu/add_relu.cpp",
+    "pyproject.toml", "README.md", "bench.py", "tests/test_kernels.py", "src/mypkg/__init__.py",
+    "src/mypkg/kernels/scale/kernel.py", "src/mypkg/kernels/scale/scale.cu", "src/mypkg/kernels/scale/scale.cpp",
+    "src/mypkg/kernels/add_relu/kernel.py", "src/mypkg/kernels/add_relu/add_relu_triton.py",
+    "src/mypkg/kernels/add_relu/add_relu.cpp",
 }  # fmt: skip
 BINARIES = (".so", ".o", ".a", ".pyc", ".cubin", ".fatbin", ".ptx", ".dll", ".pyd")
 
@@ -58,7 +58,7 @@ def test_the_name_stands_wherever_it_must(cli, here):
         assert cli("init", name)[0] == 0
         project = here / name
         assert files_in(project) == {file.replace("mypkg", name) for file in WRITTEN}
-        declared = (project / name / "kernels" / "scale" / "kernel.py").read_text()
+        declared = (project / "src" / name / "kernels" / "scale" / "kernel.py").read_text()
         assert f'"{name}::scale(Tensor x, float alpha) -> Tensor"' in declared
         assert f'{name} = "{name}"' in (project / "pyproject.toml").read_text()
         for path in project.rglob("*.py"):
@@ -196,6 +196,26 @@ def install(wheel, root):
 
 
 @pytest.mark.long
+@pytest.mark.common_cache
+def test_the_next_step_works_in_a_new_environment_as_it_is_printed(environment, here):
+    for program in ("pip", "pytest"):
+        script = f"#!{environment / 'python'}\nimport runpy\nrunpy.run_module('{program}', run_name='__main__')\n"
+        (environment / program).write_text(script)
+        (environment / program).chmod(0o755)
+    offline = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PATH": f"{environment}:{os.environ['PATH']}",
+    }
+    line = command("jitkern", "init", "mypkg", **offline).stderr.partition("now: ")[2]
+    done = command("/bin/sh", "-ec", line, **offline)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    assert "7 passed" in done.stdout and " 0 failed, 0 skipped" in done.stdout
+    where = command(str(environment / "python"), "-c", "import mypkg; print(mypkg.__file__)")
+    assert where.stdout == f"{here}/mypkg/src/mypkg/__init__.py\n", where.stderr
+
+
+@pytest.mark.long
 def test_its_wheel_holds_no_binary_and_works_when_installed(environment, here, monkeypatch):
     def run(*arguments):
         done = command(str(environment / arguments[0]), *arguments[1:], PYTHONWARNINGS="ignore")
@@ -207,7 +227,8 @@ def test_its_wheel_holds_no_binary_and_works_when_installed(environment, here, m
     assert wheel.name == "mypkg-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert names == {name for name in WRITTEN if name.startswith("mypkg/")}
+        inside = {name.removeprefix("src/") for name in WRITTEN if name.startswith("src/")}
+        assert names == inside
         assert not [name for name in archive.namelist() if name.endswith(BINARIES)]
         assert not [name for name in names if b"\0" in archive.read(name)]
     install(wheel, environment.parent)

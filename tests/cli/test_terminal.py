@@ -106,7 +106,7 @@ def package(tmp_path, monkeypatch, cli):
     importlib.import_module("jitkern.ops")
     before = set(all_ops())
     assert cli("init", name)[0] == 0
-    folder = tmp_path / name / name / "kernels"
+    folder = tmp_path / name / "src" / name / "kernels"
     (folder / "scale" / "scale.cpp").write_text(BROKEN)
     yield folder
     for op in OPS.keys() - before:

@@ -54,7 +54,7 @@ class Release:
         self.public = (self.project / "release-key.pub").read_text().strip()
 
     def shell(self, script, cwd=None, **environment):
-        where = {"JITKERN_CACHE_DIR": str(self.cache), "PYTHONPATH": str(self.project)}
+        where = {"JITKERN_CACHE_DIR": str(self.cache), "PYTHONPATH": f"{self.project}/src"}
         done = subprocess.run(
             ["/bin/sh", "-ec", PROGRAMS + script], cwd=cwd or self.project, env={**os.environ, **where, **environment},
             capture_output=True, text=True, check=False, timeout=300,
@@ -238,7 +238,7 @@ def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
         "release-key",
         "-v",
     ]
-    around = {"JITKERN_CACHE_DIR": str(cache), "PYTHONPATH": str(release.project)}
+    around = {"JITKERN_CACHE_DIR": str(cache), "PYTHONPATH": f"{release.project}/src"}
     with (tmp_path / "log").open("w") as log:
         service = subprocess.Popen(
             command, cwd=release.project, env={**os.environ, **around}, stdout=subprocess.PIPE, stderr=log, text=True
