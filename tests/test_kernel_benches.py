@@ -485,9 +485,8 @@ def test_a_peer_leaves_out_calls_that_it_does_not_know(others):
 def test_a_peer_that_fails_is_named_with_its_version(monkeypatch):
     adapter = peers.Adapter("other", "numpy", lambda: lambda x: x, differentiable=False)
     monkeypatch.setitem(peers.ADAPTERS, "softmax", (adapter,))
-    contender = next(
-        peers.Peers(subject_of(jitkern.ops.softmax), "cuda", ["other"])._from_elsewhere("cuda")
-    )
+    subject = subject_of(jitkern.ops.softmax)
+    contender = peers.Peers(subject, "cuda", ["other"]).of_shape()[-1]
     monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [contender])
     (row,) = measured(jitkern.ops.softmax, directions=["forward"]).rows
     assert row.note.startswith(f"fails with numpy {np.__version__}: TypeError: ")

@@ -197,7 +197,7 @@ def install(wheel, root):
 
 @pytest.mark.long
 @pytest.mark.common_cache
-def test_the_next_step_works_in_a_new_environment_as_it_is_printed(environment, here):
+def test_the_printed_next_step_works_in_a_new_environment(environment, here):
     for program in ("pip", "pytest"):
         script = f"#!{environment / 'python'}\nimport runpy\nrunpy.run_module('{program}', run_name='__main__')\n"
         (environment / program).write_text(script)
