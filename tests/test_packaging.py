@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -60,3 +61,22 @@ def test_an_editable_installation_is_a_path(built):
     (path,) = (name for name in archive.namelist() if name.endswith(".pth"))
     assert archive.read(path).decode().split() == [str(clone)]
     assert not [name for name in archive.namelist() if name.endswith(".py")]
+
+
+@pytest.mark.long
+def test_a_source_distribution_has_each_file_of_the_repository(tmp_path):
+    git = ("git", "-C", str(REPOSITORY), "ls-files", "-z")
+    listed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.split("\0")[
+        :-1
+    ]
+    if not listed:
+        pytest.skip("which files belong to it is known in a git checkout alone")
+    for name in listed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name, follow_symlinks=False)
+    build = "from setuptools import build_meta as b; b.build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, check=True)
+    (sdist,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert not {*listed} - names
