@@ -45,7 +45,7 @@ BUDGETS = {
     "raw": 686,
     "dropin": 560,
     "composition": 4037,
-    "prewarming": 1914,
+    "prewarming": 1917,
     "devtools": 776,
     "inference": 32,
     "service": 1614,

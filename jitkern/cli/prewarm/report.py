@@ -117,7 +117,8 @@ def print_ops(results: list[Result]) -> None:
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []
         compiling = sum(r.seconds for r in group if r.status == "built")
-        time_ = f"{compiling:.1f} s compiling" if compiling else "cached" if kernels else ""
+        what = "" if group[0].op in _PURPOSES else " compiling"
+        time_ = f"{compiling:.1f} s{what}" if compiling else "cached" if kernels else ""
         rows.append((op, target, ", ".join(texts if made else texts[1:]), time_))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for op, target, text, time_ in rows:
