@@ -85,7 +85,8 @@ def _beyond(source: Source, function: str, error: UntoldByText) -> _Kept:
     try:
         live = source_room.triton_globals.imported(source, function)
     except Exception as cause:  # whatever the statements of the file raise
-        raise error from cause
+        told = f"{error}; an import does not tell it: {type(cause).__name__}: {cause}"
+        raise UntoldByText(told) from cause
     found = of_object(path, function, live, "")
     if reading and key and not (why := _difference(path, reading, live, found)):
         by = {"name": "triton", "version": version_of("triton")}

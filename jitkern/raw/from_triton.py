@@ -26,6 +26,7 @@ from jitkern.target import Target
 _log = logging.getLogger(__name__)
 _NAMED_AS = "name a Triton function as `package.module:name` or `path/to/file.py:name`"
 _KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
+_UNSET = {"num_ctas": 1, "maxnreg": None}  # as Triton's autotuner passes what is not chosen
 
 
 class TritonKernel(RawKernel):
@@ -74,12 +75,10 @@ class TritonKernel(RawKernel):
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
         """Launch, or for a `warmup` compile: what Torch and decorators call of a function."""
-        unset = {"num_ctas": 1, "maxnreg": None}
-        given = {name: v for name, v in keywords.items() if unset.get(name, ...) != v}
         if warmup:
-            self.compile(*args, **given)
+            self.compile(*args, **keywords)
         else:
-            self(*args, grid=grid, **given)
+            self(*args, grid=grid, **keywords)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.__call__, grid=grid)
@@ -121,8 +120,9 @@ class TritonKernel(RawKernel):
         """Return a Call, with the constexprs apart from the other arguments."""
         declared = declared_in(self.op, self.source, self.function)
         named = dict(zip(declared.parameters, args))
-        options = {name: keywords[name] for name in _KEYWORDS & keywords.keys()}
-        for name in options.keys() - (declared.constexprs & {*TRITON_OPTIONS}):
+        given = _KEYWORDS & keywords.keys()
+        options = {n: v for n in given if _UNSET.get(n, ...) != (v := keywords[n])}
+        for name in given - (declared.constexprs & {*TRITON_OPTIONS}):
             del keywords[name]
         listed = f"`{self.function}({', '.join(declared.parameters)})` of {self.op}"
         if len(args) > len(declared.parameters):
@@ -157,7 +157,8 @@ def triton_kernel(
     """Return a `@triton.jit` function, to be called with `grid`.
 
     function: the function itself, `package.module:name`, which imports neither the module nor
-        Triton, or `path/to/file.py:name` (relative as in `cuda_kernel`).
+        Triton, or `path/to/file.py:name` (relative as in `cuda_kernel`). `name.fn` is the function
+        without the decorators above `@triton.jit`.
     environment: variables that its compilation depends on.
 
     Raises DeclarationError.
@@ -210,9 +211,9 @@ def _definition_of(function: Any) -> tuple[Path | None, str, str]:
     plain = source.triton_decorators.inner(function)
     if not hasattr(plain, "__code__"):
         raise DeclarationError(f"{function!r} is not a Triton function; {_NAMED_AS}")
+    name = source.triton_function.name_of(function)
     if not source.triton_function.in_file(plain):
-        return None, "", plain.__name__
+        return None, "", name
     module = sys.modules.get(plain.__module__)
     path = Path(plain.__code__.co_filename).absolute()
-    name = source.triton_function.name_of(function)
     return path, getattr(module, "__package__", "") or "", name

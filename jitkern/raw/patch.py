@@ -26,8 +26,9 @@ _patches: list[TritonPatch] = []
 class TritonPatch(AbstractContextManager["TritonPatch"]):
     """A patch that `patch_triton` has made: the functions launched so far, and the way back.
 
-    `taken`: names of the functions that the cache serves, as `module:name`. `refused`: those that
-    Triton goes on launching, with the reasons.
+    `taken`: names of the functions that the cache serves, as `module:name`; `module:name.fn` is one
+    whose decorators are left to their own class, which also chooses its configuration. `refused`:
+    the functions of which Triton launches all or some, with the reasons.
     """
 
     def __init__(self, packages: tuple[str, ...]) -> None:
@@ -36,6 +37,7 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
         self._kernels: weakref.WeakKeyDictionary[Any, TritonKernel | None] = (
             weakref.WeakKeyDictionary()
         )
+        self._served: weakref.WeakSet[Any] = weakref.WeakSet()  # functions launched at least once
 
     def __repr__(self) -> str:
         return (
@@ -60,7 +62,7 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
         self.undo()
 
     def kernel_of(self, function: Any) -> TritonKernel | None:
-        """Return the kernel of a function of Triton; None if Triton launches it."""
+        """Return the kernel of a function, with decorators or without; None if Triton runs it."""
         try:
             return self._kernels[function]
         except KeyError:
@@ -75,12 +77,33 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
         self._kernels[function] = kernel
         return kernel
 
+    def launch(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Launch a function through the cache; return whether that was possible."""
+        kernel = self.kernel_of(function)
+        if kernel is None:
+            return False
+        try:
+            kernel(*args, **keywords)
+        except _REFUSALS as e:
+            self.refuse(function, e)
+            return False
+        self._served.add(function)
+        return True
+
     def refuse(self, function: Any, why: Exception) -> None:
-        """Leave a function to Triton from now on."""
-        self._kernels[function] = None
+        """Leave a function to Triton: this launch if others were served, else from now on.
+
+        Of a function with decorators Triton runs these, and comes back for the function below.
+        """
         name = _name_of(function)
-        self.refused[name] = str(why)
-        _log.warning("%s is left to Triton, which compiles it in each process: %s", name, why)
+        if function not in self._served:
+            self._kernels[function] = None
+        if not source.triton_decorators.is_bare(function):
+            _log.info("the decorators of %s are left to Triton: %s", name, why)
+        elif name not in self.refused:
+            self.refused[name] = str(why)
+            what = f"a launch of {name}" if function in self._served else name
+            _log.warning("%s is left to Triton, which compiles it in each process: %s", what, why)
 
 
 def patch_triton(*packages: str | ModuleType) -> TritonPatch:
@@ -117,16 +140,13 @@ def _through_the_cache(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(function: Any, /, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
         for patch in () if warmup else _patches:
-            if kernel := patch.kernel_of(function):
-                try:
-                    return kernel(*args, grid=grid, **keywords)
-                except _REFUSALS as e:
-                    patch.refuse(function, e)
+            if patch.launch(function, args, {"grid": grid, **keywords}):
+                return None
         return original(function, *args, grid=grid, warmup=warmup, **keywords)
 
     return run
 
 
 def _name_of(function: Any) -> str:
-    plain = source.triton_decorators.inner(function)
-    return f"{plain.__module__}:{plain.__name__}"
+    module = source.triton_decorators.inner(function).__module__
+    return f"{module}:{source.triton_function.name_of(function)}"

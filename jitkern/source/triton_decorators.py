@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.metadata
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from jitkern.errors import LaunchError
 from jitkern.named_tuple import NamedTuple
 
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
+BARE = ".fn"  # after a name: the function below the decorators, which is theirs by this attribute
 
 Heuristic = tuple[str, Callable[[dict[str, Any]], Any]]
 # Keywords that concern no launch: of @triton.jit, and of @triton.autotune.
@@ -198,6 +200,8 @@ class Standin(Unknown):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return [*KNOWN]
+        if (self._name, name) == ("triton", "__version__"):
+            return importlib.metadata.version("triton")
         if name.startswith("__"):
             raise AttributeError(f"`{self._name}.{name}` is known to Triton alone")
         return KNOWN.get(name) or Standin(f"{self._name}.{name}", type(self.why))
@@ -233,7 +237,7 @@ def read(value: Any) -> Decorators:
         else:
             tuner, before = value, len(heuristics)
         value = value.fn
-    if kind not in ("JITFunction", "GluonJITFunction"):
+    if not is_bare(value):
         raise TypeError(f"is a {type(value).__name__}, not a plain @triton.jit function")
     names = parameters_of(value.fn)
     plain = _named(value.do_not_specialize, names)
@@ -310,6 +314,18 @@ def _config(config: Any) -> TritonConfig:
 def _named(listed: Iterable[Any], names: list[str]) -> frozenset[str]:
     """The parameters that a list names, by name or position."""
     return frozenset(names[v] if isinstance(v, int) else str(v) for v in listed)
+
+
+def is_bare(value: Any) -> bool:
+    """Return whether a value is what `@triton.jit` makes, without a decorator above."""
+    return _kind(value) in ("JITFunction", "GluonJITFunction")
+
+
+def bare(value: Any) -> Any:
+    """Return the function that `@triton.jit` made, below decorators; None if there is none."""
+    while value is not None and not is_bare(value):
+        value = None if isinstance(value, Unknown) else getattr(value, "fn", None)
+    return value
 
 
 def inner(function: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.source import texts, triton_decorators, triton_text
-from jitkern.source.triton_decorators import TRITON_OPTIONS, inner
+from jitkern.source.triton_decorators import BARE, TRITON_OPTIONS, bare, inner
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -38,6 +38,10 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
     plain = inner(function)
     if plain is function or not isinstance(plain, types.FunctionType):
         raise DeclarationError(f"{function!r} is not a `@triton.jit` function")
+    if (name := name_of(function)).endswith(BARE):
+        raise DeclarationError(
+            f"`{name}` is below decorators: pass what its module has by the name"
+        )
     if in_file(plain):
         package = plain.__globals__.get("__package__") or ""
         path = os.path.abspath(plain.__code__.co_filename)  # noqa: PTH100  as the code has it
@@ -50,12 +54,18 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name by which its module has a JITFunction, or what decorators make of one."""
+    """Return the name by which its module has a JITFunction, or what decorators make of one.
+
+    `name.fn` is the JITFunction below decorators.
+    """
     plain = inner(function)
     own: str = plain.__name__
     names: dict[str, Any] = plain.__globals__
     others = (name for name, value in names.items() if value is function)
-    return own if names.get(own) is function else next(others, own)
+    if names.get(own) is function:
+        return own
+    below = own + BARE if bare(names.get(own)) is function else own
+    return next(others, below)
 
 
 def check(function: Any, declared: triton_text.Functions) -> None:
@@ -76,7 +86,8 @@ def check(function: Any, declared: triton_text.Functions) -> None:
     except KeyError:
         told = f"the text has no function `{name}`"
     except CompileError:
-        own = inner(function).__globals__.get(name) is function
+        names = inner(function).__globals__
+        own = function in (names.get(name), bare(names.get(name.removesuffix(BARE))))
         told = "" if own else f"`{name}` of its module is another"
     else:
         told = triton_decorators.difference(found, real)

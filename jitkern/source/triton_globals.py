@@ -19,6 +19,7 @@ from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.source.kinds import Source
+from jitkern.source.triton_decorators import BARE, bare
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -60,7 +61,8 @@ def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if not source.text:
         for names in names_of_file(os.path.realpath(source.paths[0])):
-            if type(value := names.get(function)).__module__.startswith("triton."):
+            value = _named(names, function)
+            if type(value).__module__.startswith("triton."):
                 return value
     return None
 
@@ -74,7 +76,7 @@ def imported(source: Source, function: str) -> Any:
         return known
     path, package = source.paths[0], source.package
     if package:
-        return getattr(importlib.import_module(f"{package}.{path.stem}"), function)
+        return _of(importlib.import_module(f"{package}.{path.stem}"), function)
     spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
     assert spec and spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -82,7 +84,19 @@ def imported(source: Source, function: str) -> Any:
         spec.loader.exec_module(module)
     finally:
         del sys.modules[spec.name]  # once edited, it is to be imported again
-    return getattr(module, function)
+    return _of(module, function)
+
+
+def _of(module: ModuleType, function: str) -> Any:
+    if (value := _named(vars(module), function)) is None:
+        raise AttributeError(f"the import gives no function `{function}`")
+    return value
+
+
+def _named(names: dict[str, Any], function: str) -> Any:
+    """Return what a module has by a name, also by `name.fn`; None if it has nothing."""
+    value = names.get(function.removesuffix(BARE))
+    return bare(value) if function.endswith(BARE) else value
 
 
 def names_of_file(path: str) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, Constant
 from jitkern.source.triton_decorators import (
+    BARE,
     KNOWN,
     Decorators,
     Heuristic,
@@ -35,7 +36,9 @@ from jitkern.source.triton_decorators import (
     TritonConfig,
     Unknown,
     UnsupportedDecorator,
+    bare,
     inner,
+    is_bare,
     is_standin,
     parameters_of,
     read,
@@ -106,6 +109,7 @@ class TritonFunction(NamedTuple):
 class Functions(Mapping[str, TritonFunction]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError.
 
+    `name.fn` is a function without the decorators above `@triton.jit`.
     names: the values that the statements give, if they have been run.
     """
 
@@ -133,7 +137,11 @@ class Functions(Mapping[str, TritonFunction]):
 
     def decorators(self, name: str) -> Decorators:
         """Return the decorators of a function, as data. Raises KeyError and CompileError."""
-        value = self._names[name]
+        stem = name.removesuffix(BARE)
+        value = self._names.get(name, self._names[stem])
+        value = value if name == stem else bare(value) or value
+        if isinstance(value, Standin):
+            raise KeyError(name)  # of Triton, imported under this name
         if isinstance(value, Unknown):
             raise value.why
         try:
@@ -378,6 +386,8 @@ class PythonText(abc.ABC):
                 value = self._applied(ast.fix_missing_locations(expression), value)
             except Exception as e:
                 raise self._explained(e, decorator.lineno) from e
+            if is_bare(value):
+                self.names[node.name + BARE] = value  # also where the decorators above fail
         return value
 
     def _undecorated(self, node: ast.FunctionDef) -> Any:

@@ -11,6 +11,7 @@ from helpers import needs_triton
 import jitkern
 from jitkern.errors import LaunchError
 from jitkern.raw import patch as patching
+from jitkern.raw.from_triton import TritonKernel
 
 pytestmark = needs_triton
 
@@ -33,6 +34,19 @@ def tuned(out, x, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
 def double(out, x, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, helper(tl.load(x + i, mask=i < n)), mask=i < n)
+
+class Chosen(triton.runtime.autotuner.Autotuner):
+    pass  # of the library, as flash-linear-attention has it
+
+def chosen(fn):
+    return Chosen(fn, fn.arg_names, [triton.Config({"BLOCK": 64})], ["n"], None, None)
+
+@chosen
+@triton.heuristics({"EVEN": lambda args: args["n"] % 128 == 0})
+@triton.jit
+def by_class(out, x, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 def doubled(x, kernel=double, **options):
     out = x.new_empty(x.shape)
@@ -127,6 +141,32 @@ def test_what_is_refused_goes_to_triton_with_a_warning(library, monkeypatch, cap
     assert patch.refused == {f"{library}.ops.kernels:double": "it cannot be"}
     assert not patch.taken
     assert caplog.text.count("double is left to Triton") == 1
+
+
+def test_decorators_of_a_class_of_its_own_stay_with_it(library, monkeypatch):
+    seen = []
+
+    def launch(kernel, *args, grid, **keywords):
+        seen.append((kernel.function, keywords))
+        if keywords["num_warps"] == 8:
+            raise LaunchError("too many")
+
+    monkeypatch.setattr(TritonKernel, "__call__", launch)
+    kernels = kernels_of(library)
+    with jitkern.patch_triton(library) as patch:
+        kernels.doubled(torch.zeros(128), kernels.by_class)
+        kernels.by_class.configs[0].num_warps = 8
+        with pytest.raises(Exception, match=r"driver|CUDA|Pointer|cpu"):
+            kernels.doubled(torch.zeros(128), kernels.by_class)  # a configuration that does not fit
+        kernels.by_class.configs[0].num_warps = 2
+        kernels.doubled(torch.zeros(128), kernels.by_class)
+    assert [function for function, _ in seen] == ["by_class.fn"] * 3
+    given = {"BLOCK": 64, "EVEN": True, "num_stages": 3, "num_ctas": 1}
+    assert [k | {"maxnreg": None} for _, k in seen] == [
+        {**given, "num_warps": warps, "maxnreg": None} for warps in (4, 8, 2)
+    ]
+    assert patch.taken == [f"{library}.ops.kernels:by_class.fn"]
+    assert patch.refused == {f"{library}.ops.kernels:by_class.fn": "too many"}
 
 
 @pytest.mark.parametrize("packages", [(), ("",), (3,)])

@@ -469,6 +469,63 @@ def test_a_function_of_gluon_is_one_of_triton(tmp_path, monkeypatch):
         assert entry.manifest.meta["symbol"] == "copy"
 
 
+BELOW = """
+import triton
+import triton.language as tl
+from packaging import version  # which a launch does not import
+
+NEW = version.parse(triton.__version__) >= version.parse("2.0")
+
+def zeroed(nargs):
+    nargs["out"].zero_()
+
+@triton.autotune([triton.Config({"BLOCK": b}, pre_hook=zeroed) for b in (64, 128)], key=["n"])
+@triton.jit
+def twice(out, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+MAJOR = int(triton.__version__.partition(".")[0])
+
+@triton.autotune([triton.Config({}, num_warps=2 if MAJOR >= 2 else 1)], key=["n"])
+@triton.jit
+def thrice(out, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 3 * tl.load(x + i, mask=i < n), mask=i < n)
+"""
+
+
+@needs_triton
+def test_the_function_below_decorators_is_one_by_itself(tmp_path, monkeypatch):
+    (tmp_path / "kernels_below.py").write_text(BELOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    x = torch.zeros(128, device="meta")
+    with pytest.raises(CompileError, match="`pre_hook` of triton.Config is not supported"):
+        jitkern.triton_kernel("kernels_below:twice")
+    named = jitkern.triton_kernel("kernels_below:twice.fn")
+    (entry,) = named.compile(x, x, 128, BLOCK=64, target=H100)
+    import kernels_below
+
+    live = jitkern.triton_kernel(kernels_below.twice.fn)
+    assert live.variants(x, x, 128, BLOCK=64, num_ctas=1, maxnreg=None) == named.variants(
+        x, x, 128, BLOCK=64
+    )
+    (same,) = live.compile(x, x, 128, BLOCK=64, target=H100)
+    assert same.path == entry.path
+    with pytest.raises(LaunchError, match="no value for `BLOCK`"):
+        live.variants(x, x, 128)
+    with pytest.raises(DeclarationError, match=r"`twice.fn` is below decorators"):
+        Triton(kernels_below.twice.fn)
+
+
+def test_a_text_knows_the_version_of_triton(tmp_path):
+    (tmp_path / "by_version.py").write_text(BELOW)
+    x = torch.zeros(128, device="meta")
+    kernel = jitkern.triton_kernel(f"{tmp_path}/by_version.py:thrice")
+    (variant,) = kernel.variants(x, x, 128, BLOCK=64)
+    assert dict(variant.options)["num_warps"] == 2
+
+
 @needs_triton
 def test_decorators_may_follow_from_the_environment(tmp_path, monkeypatch):
     import triton

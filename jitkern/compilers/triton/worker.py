@@ -29,6 +29,7 @@ from jitkern.source import triton_decorators, triton_globals, triton_text
 from jitkern.source.constants import decoded
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
+from jitkern.source.triton_decorators import BARE
 from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
@@ -108,8 +109,8 @@ def _compile(
     modules = _own_modules(variant.source, covered)
     own = modules.of_file(variant.source.paths[0], variant.source.package)
     origins = Origins(modules)
-    if variant.function in own.names:
-        origins.follow(own.names, variant.function)
+    if (name := variant.function.removesuffix(BARE)) in own.names:
+        origins.follow(own.names, name)
     by_text = _is_by_text(variant)
     if by_text and variant.function in own.names:
         own.complete(variant.function)
@@ -241,7 +242,9 @@ def _function(module: ModuleType, variant: Variant, *, by_text: bool) -> Any:
     from triton.runtime.jit import JITFunction
 
     path, name = variant.source.paths[0], variant.function
-    fn: Any = getattr(module, name, None)
+    fn: Any = getattr(module, name.removesuffix(BARE), None)
+    if name.endswith(BARE):
+        fn = triton_decorators.bare(fn)
     if fn is None:
         names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
         raise AttributeError(
@@ -329,7 +332,7 @@ def _explain(e: BaseException, variant: Variant) -> str:
         path, line = e.filename or path, e.lineno
     elif node is not None:
         match = re.search(r"\bdef (\w+)", str(getattr(e, "src", "")))
-        function = match.group(1) if match else variant.function
+        function = match.group(1) if match else variant.function.removesuffix(BARE)
         for number, row in enumerate(Path(path).read_text().splitlines()):
             if re.match(rf"\s*def {re.escape(function)}\b", row):
                 line = number + node.lineno
