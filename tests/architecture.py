@@ -46,7 +46,7 @@ BUDGETS = {
     "dropin": 560,
     "composition": 4037,
     "prewarming": 1917,
-    "devtools": 776,
+    "devtools": 1015,
     "inference": 32,
     "service": 1614,
     "cli": 3456,

@@ -1,9 +1,9 @@
 """Compare every kernel of an op with its PyTorch reference over the op's samples.
 
-Kernels run from their Python launchers, and then by C, also with tensors that are transposed,
-sliced, expanded or begin within their memory. Torch's opcheck follows, and gradcheck for an op with
-a gradient. Kernels that are not ops are not checked. What this machine cannot run is skipped, with
-the reason. Exit code 1 if a check failed, or if there was nothing to check.
+Kernels run from their Python launchers, with guard bytes around tensors, and then by C, also with
+tensors that lie in other ways. Torch's opcheck follows, and gradients are compared with those of
+the reference. Only ops are checked. What cannot run here is skipped, with the reason. Exit code 1
+if a check failed, or if there was nothing to check.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
-    from jitkern.devtools import check as check, roofline as roofline, timing as timing
+    from jitkern.devtools import (
+        check as check,
+        guard_bytes as guard_bytes,
+        roofline as roofline,
+        timing as timing,
+    )
 else:
     __getattr__ = on_first_use(__name__)

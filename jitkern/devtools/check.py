@@ -11,6 +11,7 @@ import torch
 
 from jitkern import config, launch, runtime
 from jitkern.calls.signature import tensors_in
+from jitkern.devtools.guard_bytes import GuardBytes
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # A kernel may be this many rounding errors away from the reference in float64, or this many times
 # as far as the reference itself is in the dtype of the sample.
 ROUNDINGS = 4.0
+EXACT = 2.0  # the same where rounding is all that a kernel in 16 bits has to do
+_HALVES = (torch.float16, torch.bfloat16)
+_SMALL = 1e-3  # numbers of 16 bits that are all smaller may be what is left of larger ones
 _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a second
 _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
@@ -57,16 +61,22 @@ def checks_of(op: Op, devices: Sequence[str]) -> Iterator[OpCheck]:
         if not samples:
             yield OpCheck(op.name, device, "", "samples", False, "none: add `@op.samples`")
             continue
-        failed = False
+        rows = []
         for source in sources:
             row = _row(op, device, source.kind, "reference", _reference, samples, device, source)
-            failed |= row.ok is False
+            rows.append(row)
             yield row
-        if failed:  # it would fail again
-            yield OpCheck(op.name, device, "", "opcheck", None, "not tried after a failed check")
+        untried = ""
+        if any(row.ok is False for row in rows):  # it would fail again
+            untried = "not tried after a failed check"
+        elif op.declaration.reference and not any(row.ok for row in rows):
+            untried = f"no kernel ran: {rows[0].note}"  # it would see the reference alone
+        if untried:
+            yield OpCheck(op.name, device, "", "opcheck", None, untried)
             continue
         yield _row(op, device, "", "opcheck", _opcheck, samples)
         if op.gradient:
+            yield _row(op, device, "", "gradient", _gradient, samples)
             yield _row(op, device, "", "gradcheck", _gradcheck, samples)
 
 
@@ -108,8 +118,9 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
 def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: Source) -> str:
     """Compare a source with the reference, by its Python launcher and then by C.
 
-    Then with one tensor at a time that lies in another way, in the first sample of each combination
-    of dtypes and ranks. An op may refuse that, and may not take other elements.
+    Its Python launcher runs once more, with guard bytes around its tensors. Then one tensor at a
+    time lies in another way, in the first sample of each combination of dtypes and ranks. An op may
+    refuse that, and may not take other elements.
     """
     if not op.declaration.reference:
         raise _Untried("the op has no reference")
@@ -117,11 +128,18 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     layouts = [case for sample in kinds.values() for case in _laid_out(op, sample)]
     refused: dict[str, None] = {}
     largest = 0.0
+    # Configurations are measured without guards; else what is written outside harms nobody yet.
+    guarded_first = device == "cpu" and not op.declaration.tunings
     with _only(op, device, source):
-        for _ in range(2):
+        for again in (False, True):
             for number, sample in enumerate(samples, 1):
-                worst = compared(op, sample)
-                largest = max(largest, _within(worst, f"sample {number}", sample))
+                what, wanted = f"sample {number}", _expected(op, sample)
+                if not again and guarded_first:
+                    _guarded(op, device, what, sample, wanted)
+                worst = compared(op, sample, wanted)
+                largest = max(largest, _within(worst, what, sample))
+                if not again and not guarded_first:
+                    _guarded(op, device, what, sample, wanted)
             for what, sample, wanted in layouts:
                 try:
                     worst = compared(op, sample, wanted)
@@ -135,6 +153,27 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     note = f"{len(samples)} samples, within {largest:.2f} roundings"
     note += f"; refused: {', '.join(refused)}" if refused else ""
     return f"{note}\nand {len(layouts)} calls with a tensor that lies in another way"
+
+
+def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expected) -> None:
+    """Compare the Python launcher between guard bytes. Raises AssertionError, also for these."""
+    guards = GuardBytes()
+    copies = {
+        id(tensor): guards.around(tensor, f"argument `{argument.name}`")
+        for argument, value in zip(op.signature.arguments, sample)
+        for tensor in tensors_in([value])
+    }
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), guards:
+            return op.backends[device].implementation(args, kwargs)
+
+    got = _results(op, call, launch.measure.copied(sample, copies))
+    try:
+        guards.check(dict(zip(_names(op, got), got)))
+    except AssertionError as e:
+        raise AssertionError(f"{what}, {_shapes(sample)}: {e}") from None
+    _within(worst_of(_names(op, got), got, wanted), what, sample)
 
 
 def _within(worst: Worst, what: str, sample: Sequence[Any]) -> float:
@@ -183,10 +222,17 @@ def _layouts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Expected(NamedTuple):
-    """What an op must make of a sample: the reference's results, and those in float64."""
+    """What an op must make of a sample: the reference's results, and those in float64.
+
+    exact: whether each number follows from one number of each argument, in a dtype of 16 bits, and
+    the reference errs by its rounding alone. A kernel must then be as good.
+    epsilon: of the dtype in which a rounding is counted; by default, that of each tensor.
+    """
 
     own: list[torch.Tensor]
     precise: list[torch.Tensor]
+    exact: bool = False
+    epsilon: float | None = None
 
 
 class Worst(NamedTuple):
@@ -201,43 +247,76 @@ class Worst(NamedTuple):
 
 
 def _expected(op: Op, sample: Sequence[Any]) -> Expected:
-    own = _results(op, op.run_reference, copied(sample))
-    try:
+    own = want = _results(op, op.run_reference, copied(sample))
+    pointwise = False
+    with contextlib.suppress(Exception):  # the reference takes no float64
         want = _results(op, op.run_reference, copied(sample, torch.float64))
-    except Exception:  # noqa: BLE001  the reference takes no float64
-        want = own
-    return Expected(own, [_wanted(a, b) for a, b in zip(own, want)])
+        pointwise = all(t.dtype in _HALVES for t in own) and _is_pointwise(op, sample, want)
+    wanted = Expected(own, [_wanted(a, b) for a, b in zip(own, want)], exact=pointwise)
+    return wanted._replace(exact=pointwise and _largest(wanted) <= 1)
+
+
+def _is_pointwise(op: Op, sample: Sequence[Any], want: list[torch.Tensor]) -> bool:
+    """Whether the results are as large as the largest tensors, and follow them number by number."""
+    other = copied(sample, torch.float64)
+    largest = max((t.numel() for t in tensors_in(other)), default=0)
+    if not largest or any(t.numel() != largest for t in want):
+        return False
+    for tensor in tensors_in(other):
+        if tensor.numel() == largest and tensor.is_floating_point():
+            tensor[(0,) * tensor.dim()] += 1
+    pairs = zip(_results(op, op.run_reference, other), want)
+    return all(int((a != b).sum()) == 1 for a, b in pairs)
+
+
+def _largest(wanted: Expected) -> float:
+    """Return the largest error of the reference itself."""
+    pairs = zip(wanted.own, wanted.precise)
+    errors = [float(_errors(a, b, wanted).max()) for a, b in pairs if a.numel()]
+    return max(errors, default=0.0)
 
 
 def compared(op: Op, sample: Sequence[Any], wanted: Expected | None = None) -> Worst:
     """Return the number of the op's results on a sample that is farthest from the reference."""
     got = _results(op, op, launch.measure.copied(sample, {}))
-    own, want = wanted or _expected(op, sample)
+    return worst_of(_names(op, got), got, wanted or _expected(op, sample))
+
+
+def worst_of(names: Sequence[str], got: list[torch.Tensor], wanted: Expected) -> Worst:
+    """Return the number of some results that is farthest from what is expected.
+
+    Results of another shape or dtype are infinitely far.
+    """
+    own, want = wanted.own, wanted.precise
     if [(t.shape, t.dtype) for t in got] != [(t.shape, t.dtype) for t in own]:
-        raise AssertionError(
-            f"{_shapes(sample)}: gave {_shapes(got)}, the reference {_shapes(own)}"
-        )
-    reached = [float(_errors(a, b).max()) for a, b in zip(own, want) if a.numel()]
-    allowed = ROUNDINGS * max([1.0, *reached])
-    names = [*op.signature.outputs, *(name for _, name in op.signature.changed)]
-    if len(names) != len(got):  # a list is among the results
-        names = [f"tensor {number}" for number in range(len(got))]
+        return Worst(math.inf, 0.0, f"gave {_shapes(got)}, the reference {_shapes(own)}")
+    allowed = EXACT if wanted.exact else ROUNDINGS * max(1.0, _largest(wanted))
     worst = Worst(0.0, allowed, "")
     for name, a, b in zip(names, got, want):
-        errors = _errors(a, b)
+        errors = _errors(a, b, wanted)
         if errors.numel() and (error := float(errors.max())) > worst.error:
-            worst = Worst(error, allowed, name + _told_of(errors, a, b, allowed))
+            worst = Worst(error, allowed, name + _told_of(errors, a, b, wanted, allowed))
     return worst
 
 
-def _told_of(errors: torch.Tensor, got: torch.Tensor, want: torch.Tensor, allowed: float) -> str:
+def _names(op: Op, results: Sequence[torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that `_results` returns."""
+    names = [*op.signature.outputs, *(name for _, name in op.signature.changed)]
+    if len(names) != len(results):  # a list is among the results
+        return [f"tensor {number}" for number in range(len(results))]
+    return names
+
+
+def _told_of(
+    errors: torch.Tensor, got: torch.Tensor, want: torch.Tensor, wanted: Expected, allowed: float
+) -> str:
     """Return the index of the largest error, what was got and expected there, and the limit."""
     index = tuple(map(int, torch.unravel_index(errors.argmax(), errors.shape)))
     a, b = got[index].item(), want[index].item()
     told, limit = f"got {a}, expected {b}", 0.0
     if got.is_floating_point() or got.is_complex():
         told = f"got {a:.9g}, expected {b:.9g}"
-        limit = allowed * torch.finfo(got.dtype).eps * (abs(b) + 1)
+        limit = allowed * float(_roundings(want, got.dtype, wanted)[index])
     at = f"[{', '.join(map(str, index))}]" if index else ""
     wrong = f"{int((errors > allowed).sum())} of {errors.numel()} numbers are wrong"
     return f"{at}: {told}, limit {limit:.3g}; {wrong}"
@@ -277,15 +356,31 @@ def _wanted(own: torch.Tensor, precise: torch.Tensor) -> torch.Tensor:
     return torch.where(own.isfinite(), precise.to(widest), own)
 
 
-def _errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+def _errors(got: torch.Tensor, want: torch.Tensor, wanted: Expected) -> torch.Tensor:
     """Return the error of each number in roundings: infinite for NaN, and integers that differ."""
     if not (got.is_floating_point() or got.is_complex()):
         return torch.where(got == want.to(got.dtype), 0.0, math.inf)
     precise = torch.complex128 if got.is_complex() else torch.float64
     a, b = got.to(precise), want.to(precise)
     same = (a == b) | (a.isnan() & b.isnan())
-    errors = torch.where(same, 0.0, (a - b).abs() / (b.abs() + 1))
-    return torch.where(errors.isnan(), math.inf, errors) / torch.finfo(got.dtype).eps
+    errors = torch.where(same, 0.0, (a - b).abs() / _roundings(b, got.dtype, wanted))
+    return torch.where(errors.isnan(), math.inf, errors)
+
+
+def _roundings(want: torch.Tensor, dtype: torch.dtype, wanted: Expected) -> torch.Tensor:
+    """Return how large a rounding is at each number: that of the number and of another one.
+
+    The other is 1; in 16 bits the largest of these numbers, if that is less, and where results are
+    exact a sixteenth of it. For gradients, which may be sums, it is the largest, if that is more.
+    """
+    sizes, other = want.abs(), 1.0
+    if (finite := sizes[sizes.isfinite()]).numel():
+        largest = float(finite.max())
+        if dtype in _HALVES:
+            other = min(1.0, max(_SMALL, largest)) / (16 if wanted.exact else 1)
+        if wanted.epsilon:
+            other = max(other, largest)
+    return (sizes + other) * (wanted.epsilon or torch.finfo(dtype).eps)
 
 
 def _shapes(values: Sequence[Any]) -> str:
@@ -331,6 +426,64 @@ def leaves(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
         else value
         for name, value in zip(names, args)
     )
+
+
+def _gradient(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
+    """Compare the gradients with those of autograd through the reference, in float64.
+
+    A rounding is one of the coarsest dtype of the call, in which a forward pass keeps what it found
+    for the backward. Samples in float64 alone are left to `_gradcheck`.
+    """
+    if not op.declaration.reference:
+        raise _Untried("the op has no reference")
+    count, largest = 0, 0.0
+    for number, sample in enumerate(samples, 1):
+        floats = [t.dtype for t in tensors_in(sample) if t.is_floating_point()]
+        if {*floats} <= {torch.float64}:
+            continue
+        try:
+            own = _gradients(op, op.run_reference, sample)
+            want = _gradients(op, op.run_reference, sample, torch.float64)
+        except Exception as e:
+            raise _Untried(f"autograd cannot follow the reference: {_told(e)}") from e
+        if not own:
+            continue
+        epsilon = max(torch.finfo(dtype).eps for dtype in floats)
+        precise = [_wanted(a, b) for a, b in zip(own.values(), want.values())]
+        wanted = Expected([*own.values()], precise, exact=False, epsilon=epsilon)
+        got = _gradients(op, op, sample)
+        worst = worst_of([*own], [*got.values()], wanted)
+        largest = max(largest, _within(worst, f"sample {number}", sample))
+        count += 1
+    if not count:
+        raise _Untried("no sample of less than float64 through which its reference has a gradient")
+    return f"{count} of {len(samples)} samples, within {largest:.2f} roundings"
+
+
+def _gradients(
+    op: Op, function: Callable[..., Any], sample: Sequence[Any], dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of a function with the op's arguments, the same at each call."""
+    args, kwargs = op.signature.complete(*op.signature.split(copied(sample, dtype)))
+    inputs = leaves(op, args)
+    names = [argument.name for argument in op.signature.arguments]
+    given = {
+        f"the gradient of `{name}`": value
+        for name, value in zip(names, inputs)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    }
+    random = torch.Generator().manual_seed(0)
+    ends, starts = [], []
+    for result in tensors_in([function(*inputs, **kwargs)]):
+        start = torch.randint(-8, 9, result.shape, generator=random) / 4  # every dtype has these
+        if result.requires_grad:
+            ends.append(result)
+            starts.append(start.to(result))
+    if not ends or not given:
+        return {}
+    found = torch.autograd.grad(ends, [*given.values()], starts, allow_unused=True)
+    zeroed = (torch.zeros_like(a) if g is None else g for g, a in zip(found, given.values()))
+    return dict(zip(given, zeroed))
 
 
 def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:

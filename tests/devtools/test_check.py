@@ -1,0 +1,138 @@
+"""What `jitkern check` finds: writes outside of tensors, single wrong numbers, wrong gradients."""
+
+import itertools
+
+import pytest
+import torch
+
+from jitkern import config
+from jitkern.declare import Cpp, kernel
+from jitkern.devtools import check
+
+SOURCE = """
+extern "C" void twice(float* o, float* x, long first, long last, long spoilt) {
+  for (long i = first; i < last; i++) o[i] = 2 * x[i];
+  if (spoilt < 0) x[spoilt] = 0;
+}
+"""
+_number = itertools.count()
+
+
+def rows_of(launch, sample, reference=lambda x: 2 * x, backward=None):
+    op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=SOURCE))
+    op.launch("cpu")(launch)
+    op.reference(reference)
+    op.samples(lambda _: [sample])
+    if backward:
+        op.backward(backward)
+    return {row.check: row for row in check.checks_of(op, ["cpu"])}
+
+
+def twice(k, x):
+    out = torch.empty_like(x)
+    k.twice(out, x, 0, x.numel(), 0)
+    return out
+
+
+def twice_and_one_more(k, x):
+    out = torch.empty_like(x)
+    k.twice(out, x, 0, x.numel() + 1, 0)
+    return out
+
+
+def twice_of_padded(k, x):
+    out = x.new_zeros(x.numel())
+    scratch = torch.empty(7)
+    k.twice(scratch, x, -2, 7, 0)
+    k.twice(out, x, 0, x.numel(), 0)
+    return out
+
+
+def twice_spoiling_x(k, x):
+    out = torch.empty_like(x)
+    k.twice(out, x, 0, x.numel(), -1)
+    return out
+
+
+@pytest.mark.long
+@pytest.mark.common_cache
+@pytest.mark.parametrize(
+    ("launch", "what", "side"),
+    [
+        (twice_and_one_more, "result `out`, float32[100] of 400", "after its end, 4 bytes from byte 400"),
+        (twice_of_padded, "a tensor of the launch function, float32[7] of 28", "before its beginning, 8 bytes from byte -8"),
+        (twice_spoiling_x, "argument `x`, float32[100] of 400", "before its beginning, 4 bytes from byte -4"),
+    ],
+    ids=["result", "scratch", "argument"],
+)  # fmt: skip
+def test_a_write_outside_of_a_tensor_fails(launch, what, side):
+    row = rows_of(launch, torch.randn(100))["reference"]
+    told = f"sample 1, (float32[100]): {what} bytes: the kernel wrote {side} on"
+    assert (row.ok, row.note) == (False, told)
+
+
+def one_wrong(factor):
+    def launch(k, x):
+        out = 2 * x
+        out[5] *= factor
+        return out
+
+    return launch
+
+
+X = torch.linspace(-3, 3, 100)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1.02), (torch.float16, 1.0026)])
+def test_one_wrong_number_in_16_bits_fails(dtype, factor):
+    row = rows_of(one_wrong(factor), X.to(dtype))["reference"]
+    assert row.ok is False
+    assert "out[5]: got " in row.note
+    assert "1 of 100 numbers" in row.note
+    assert rows_of(one_wrong(1), X.to(dtype))["reference"].ok
+
+
+def test_a_kernel_of_sums_may_round_between():
+    w = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+    def rounded_twice(k, x):
+        return x.softmax(-1) @ w.to(x)
+
+    def reference(x):
+        return (x.double().softmax(-1) @ w.double()).to(x.dtype)
+
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert rows_of(rounded_twice, x, reference)["reference"].ok
+
+
+def test_zeros_for_small_results_in_16_bits_fail():
+    row = rows_of(lambda k, x: x * 0, torch.ones(4, 500).half(), lambda x: x.softmax(-1))
+    assert row["reference"].ok is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_is_compared_with_that_of_the_reference(dtype):
+    def checked(factor):
+        rows = rows_of(one_wrong(1), X.to(dtype), backward=lambda grad: factor * grad)
+        assert rows["opcheck"].ok
+        assert rows["gradcheck"].ok is None
+        return rows["gradient"]
+
+    assert checked(2).ok
+    wrong = checked(2.5)
+    assert wrong.ok is False
+    assert "sample 1, " in wrong.note
+    assert "the gradient of `x`[" in wrong.note
+
+
+def test_a_reference_without_gradient_checks_none():
+    row = rows_of(one_wrong(1), X, lambda x: 2 * x.detach(), lambda grad: 2 * grad)["gradient"]
+    assert row.ok is None
+    assert "its reference has a gradient" in row.note
+
+
+def test_without_a_compiler_nothing_is_checked():
+    with config.using(cxx="no-such-compiler"):
+        rows = rows_of(twice, X, backward=lambda grad: 2 * grad)
+    assert [row.ok for row in rows.values()] == [None] * len(rows)
+    assert rows["opcheck"].note.startswith("no kernel ran: ")
