@@ -118,9 +118,9 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
 def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: Source) -> str:
     """Compare a source with the reference, by its Python launcher and then by C.
 
-    Its Python launcher runs once more, with guard bytes around its tensors. Then one tensor at a
-    time lies in another way, in the first sample of each combination of dtypes and ranks. An op may
-    refuse that, and may not take other elements.
+    On the CPU its Python launcher runs once more, with guard bytes around its tensors. Then one
+    tensor at a time lies in another way, in the first sample of each combination of dtypes and
+    ranks. An op may refuse that, and may not take other elements.
     """
     if not op.declaration.reference:
         raise _Untried("the op has no reference")
@@ -128,17 +128,17 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     layouts = [case for sample in kinds.values() for case in _laid_out(op, sample)]
     refused: dict[str, None] = {}
     largest = 0.0
-    # Configurations are measured without guards; else what is written outside harms nobody yet.
-    guarded_first = device == "cpu" and not op.declaration.tunings
+    measured = bool(op.declaration.tunings)  # without guards, so these come after the first call
     with _only(op, device, source):
         for again in (False, True):
             for number, sample in enumerate(samples, 1):
                 what, wanted = f"sample {number}", _expected(op, sample)
-                if not again and guarded_first:
+                guarded = device == "cpu" and not again  # compute-sanitizer does it on a GPU
+                if guarded and not measured:  # what is written outside harms nobody yet
                     _guarded(op, device, what, sample, wanted)
                 worst = compared(op, sample, wanted)
                 largest = max(largest, _within(worst, what, sample))
-                if not again and not guarded_first:
+                if guarded and measured:
                     _guarded(op, device, what, sample, wanted)
             for what, sample, wanted in layouts:
                 try:
