@@ -57,9 +57,18 @@ _OF_OTHERS = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_ve
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 
 
+LINKED = [ROOT / "jitkern" / name for name in ("cache_tools", "kernels_src")]  # copies in an sdist
+
+
+def _files(folder: Path, *suffixes: str) -> list[Path]:
+    """The files of a package, without those of other packages that are linked into it."""
+    found = (path for path in folder.rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if not {*LINKED} & {*path.parents})
+
+
 def _modules() -> Iterator[tuple[str, Path]]:
     for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
+        for path in _files(folder, ".py"):
             parts = path.relative_to(folder).with_suffix("").parts
             yield ".".join((package, *parts)).removesuffix(".__init__"), path
 
@@ -231,13 +240,10 @@ def lines() -> dict[str, int]:
     """The lines of Python and C of each room, and of the modules beside the rooms together."""
     found: Counter[str] = Counter()
     for package, folder in PACKAGES.items():
-        for path in folder.rglob("*"):
-            if path.suffix in (".py", ".c", ".h", ".cpp"):
-                inside = path.relative_to(folder).parts[:-1]
-                room = (
-                    package.rpartition(".")[2] if package != "jitkern" else [*inside, "beside"][0]
-                )
-                found[room] += len(path.read_text().splitlines())
+        for path in _files(folder, ".py", ".c", ".h", ".cpp"):
+            inside = path.relative_to(folder).parts[:-1]
+            room = package.rpartition(".")[2] if package != "jitkern" else [*inside, "beside"][0]
+            found[room] += len(path.read_text().splitlines())
     return dict(found)
 
 
