@@ -167,17 +167,17 @@ def test_constexprs_are_all_that_triton_takes(tmp_path, monkeypatch):
 
 @needs_triton
 def test_the_file_of_a_function_as_constexpr_is_in_the_key(package, tmp_path):
-    (tmp_path / "elsewhere.py").write_text(ACTS)
+    (tmp_path / "own_acts.py").write_text(ACTS)
     (package / "consts.py").write_text(CONSTEXPRS)
-    import elsewhere
+    import own_acts
     import triton.language as tl
 
     k = jitkern.triton_kernel(f"{package}/consts.py:k")
     x = torch.zeros(4, device="meta")
     paths = []
     for text in (ACTS, ACTS.replace("2", "3"), ACTS):
-        (tmp_path / "elsewhere.py").write_text(text)
-        (entry,) = k.compile(x, x, W=(tl.float32, (elsewhere.twice, 1)), target=H100)
+        (tmp_path / "own_acts.py").write_text(text)
+        (entry,) = k.compile(x, x, W=(tl.float32, (own_acts.twice, 1)), target=H100)
         paths.append(entry.path)
     assert paths[0] == paths[2] != paths[1]
 
