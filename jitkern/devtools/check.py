@@ -457,7 +457,7 @@ def _gradient(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         count += 1
     if not count:
         raise _Untried("no sample of less than float64 through which its reference has a gradient")
-    return f"{count} of {len(samples)} samples, within {largest:.2f} roundings"
+    return f"{count} samples, within {largest:.2f} roundings"
 
 
 def _gradients(
