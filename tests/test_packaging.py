@@ -18,7 +18,7 @@ BUILD = (
 def built(tmp_path_factory):
     """(clone, what the builds of a wheel and of an editable wheel said)."""
     clone = tmp_path_factory.mktemp("clone")
-    for name in ("pyproject.toml", "DESCRIPTION.md"):
+    for name in ("pyproject.toml", "DESCRIPTION.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, clone)
     for name in ("jitkern", "kernels_src", "cache_tools"):
         ignored = shutil.ignore_patterns("__pycache__")
