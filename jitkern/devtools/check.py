@@ -129,10 +129,11 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     refused: dict[str, None] = {}
     largest = 0.0
     measured = bool(op.declaration.tunings)  # without guards, so these come after the first call
+    expected = [_expected(op, sample) for sample in samples]
     with _only(op, device, source):
         for again in (False, True):
-            for number, sample in enumerate(samples, 1):
-                what, wanted = f"sample {number}", _expected(op, sample)
+            for number, (sample, wanted) in enumerate(zip(samples, expected), 1):
+                what = f"sample {number}"
                 guarded = device == "cpu" and not again  # compute-sanitizer does it on a GPU
                 if guarded and not measured:  # what is written outside harms nobody yet
                     _guarded(op, device, what, sample, wanted)
@@ -222,7 +223,7 @@ def _layouts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Expected(NamedTuple):
-    """What an op must make of a sample: the reference's results, and those in float64.
+    """The results that an op must give for a sample: the reference's, and those in float64.
 
     exact: whether each number follows from one number of each argument, in a dtype of 16 bits, and
     the reference errs by its rounding alone. A kernel must then be as good.
