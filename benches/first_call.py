@@ -136,7 +136,7 @@ class Bench:
 
 
 def _why(kind: Kind, e: ChildFailed) -> str:
-    """What a child wrote; of the package of a peer its version, and the error alone."""
+    """Return why a kind failed: of a peer its version and the last line, else the whole text."""
     if kind.op or not kind.needs:
         return f"\n{e}"
     return f" it fails with {common.distribution(kind.needs)}: {str(e).splitlines()[-1]}"

@@ -56,7 +56,7 @@ class Include(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One of several files of a source, with its own compiler flags."""
+    """A file of a source, with the compiler flags of this file."""
 
     file: str
     flags: tuple[str, ...] = ()
