@@ -137,8 +137,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
                 guarded = device == "cpu" and not again  # compute-sanitizer does it on a GPU
                 if guarded and not measured:  # what is written outside harms nobody yet
                     _guarded(op, device, what, sample, wanted)
-                worst = compared(op, sample, wanted)
-                largest = max(largest, _within(worst, what, sample))
+                largest = max(largest, _within(compared(op, sample, wanted), what, sample))
                 if guarded and measured:
                     _guarded(op, device, what, sample, wanted)
             for what, sample, wanted in layouts:
