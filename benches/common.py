@@ -109,8 +109,10 @@ def _installed(*distributions: str) -> str:
 
 def distribution(package: str) -> str:
     """Name and version of the distribution of a package, e.g. `liger-kernel 0.8.5`."""
-    for name in importlib.metadata.packages_distributions().get(package, ()):
-        return f"{name} {importlib.metadata.version(name)}"
+    # Python 3.10 knows only the packages that a distribution lists in top_level.txt.
+    for name in (*importlib.metadata.packages_distributions().get(package, ()), package):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
     return package
 
 
