@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  every import pays for this
+_IMPORTLIB = os.path.join(os.path.dirname(os.__file__), "importlib")  # noqa: PTH118, PTH120
 
 
 class JitkernError(RuntimeError):
@@ -147,6 +148,20 @@ def error_site(e: BaseException, function: Callable[..., Any]) -> str:
             place = f"{code.co_filename}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return place
+
+
+def error_line(e: BaseException) -> str:
+    """An error that somebody's module raises at import, in one line: where, its type, its text."""
+    place, trace = "", e.__traceback__
+    if isinstance(e, SyntaxError):
+        return f"{e.filename}:{e.lineno}: {type(e).__name__}: {e.msg}"
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not path.startswith((_HERE, "<frozen", _IMPORTLIB)):
+            place = f"{path}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    text = f"{type(e).__name__}: {e}"
+    return text if place in text else place + text
 
 
 def is_ours(e: BaseException) -> bool:

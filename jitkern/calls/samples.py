@@ -167,9 +167,10 @@ def _sample(signature: Signature, origin: str, call: Sequence[Any]) -> Sample:
     types = [str(argument.type) for argument in signature.arguments]
     try:
         args = [_tensors(a) if "Tensor" in type_ else a for a, type_ in zip(call, types)]
+        args += call[len(args) :]
     except DeclarationError as e:
         return Sample(origin, problem=f"{origin}: {e}")
-    problem = signature.misfit(call)
+    problem = signature.misfit(args)
     return Sample(origin, problem=f"{origin}: {problem}") if problem else Sample(origin, (*args,))
 
 

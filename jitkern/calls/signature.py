@@ -168,11 +168,19 @@ class Signature:
         return tuple(args[:count]), dict(zip(self._names[count:], args[count:]))
 
     def misfit(self, args: Sequence[Any]) -> str:
-        """Return why `args`, in the schema's order, do not fit it; "" if their number fits."""
+        """Return why `args`, in the schema's order, do not fit it; "" if they may.
+
+        Their number counts, and that no text is where none is expected: Torch converts all else.
+        """
         if len(args) > len(self.arguments):
             return f"got {len(args)} arguments, and {self.schema} takes {len(self.arguments)}"
         missing = [a.name for a in self.arguments[len(args) :] if not a.has_default_value()]
-        return f"got no {' and no '.join(missing)} for {self.schema}" if missing else ""
+        if missing:
+            return f"got no {' and no '.join(missing)} for {self.schema}"
+        for value, argument in zip(args, self.arguments):
+            if isinstance(value, str) and str not in _OWN.get(str(argument.type), (str,)):
+                return f"got `{value}` for `{argument.type} {argument.name}` of {self.schema}"
+        return ""
 
 
 def _parse(schema: str) -> Any:

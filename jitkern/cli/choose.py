@@ -21,7 +21,7 @@ import jitkern
 from jitkern import calls, op as op_room, prewarming
 from jitkern.cli.output import say
 from jitkern.cli.parser import UsageError
-from jitkern.errors import DeclarationError, meant
+from jitkern.errors import DeclarationError, error_line, meant
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
@@ -127,7 +127,7 @@ def _import_installed() -> dict[str, str]:
 
 
 def _leave_out(what: str, e: BaseException) -> str:
-    reason = f"{what} is left out: {e!r}"
+    reason = f"{what} cannot be imported: {error_line(e)}; what it declares after that is missing"
     say(reason)
     return reason
 
@@ -160,12 +160,9 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 broken[name] = _leave_out(name, e)
                 ops = op_room.all_ops.ops_named(name)
         if not ops and name not in broken:
-            known = [
-                n for op in op_room.all_ops.all_ops() for n in (op, op.removeprefix("jitkern::"))
-            ]
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels"
-                + (_of_path(name) or meant(name, [*known, *_beside(name)]))
+                + (_of_path(name) or op_room.all_ops.meant_op(name) or meant(name, _beside(name)))
                 + "; `jitkern list` prints all"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)

@@ -165,7 +165,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainR
         yield ExplainRow(
             "call", label, str(target.for_host_code()),
             entry.manifest.digest if entry else "", str(entry.path) if entry else "",
-            reason="" if entry else f"no similar entry is: {_remedy(op.name, target)}",
+            reason="" if entry else _absent(op.name, target),
             program=_beside(op, traced, written),
         )  # fmt: skip
     for reason in reasons:
@@ -209,12 +209,13 @@ def _nearest(inputs: dict[str, Any], target: Target) -> str:
     """Return, in words, which inputs differ from those of the nearest similar entry."""
     nearest = cache_tools.nearest(opened(), inputs)
     if not nearest:
-        return f"no similar entry is: {_remedy(inputs['op'], target)}"
+        return _absent(inputs["op"], target)
     return "nearest entry: " + "; ".join(nearest[1])
 
 
-def _remedy(op: str, target: Target) -> str:
-    return f"jitkern prewarm {op.removeprefix('jitkern::')} --target {target}"
+def _absent(op: str, target: Target) -> str:
+    name = op.removeprefix("jitkern::")
+    return f"no similar entry; build it: jitkern prewarm {name} --target {target}"
 
 
 def found(text: str) -> list[tuple[Row, Entry]]:

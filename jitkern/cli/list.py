@@ -8,7 +8,7 @@ from typing import Any
 
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import on_screen, print_json
+from jitkern.cli.output import fitted, on_screen, print_json
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
             "differentiable": op.gradient is not None,
             "fusible": op.declaration.fusible,
         }
-        for op in chosen.ops
+        for op in sorted(chosen.ops, key=lambda op: op.name.startswith("jitkern::"))
     ]
     if args.json:
         print_json(ops=ops, broken=chosen.broken)
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     for op in shown:
         kernels = [f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items()]
         marks = [mark for mark in ("differentiable", "fusible") if op[mark]]
-        print(f"{op['schema']}\n  {'; '.join([*kernels, *marks]) or 'no kernels'}")
+        lines = op["schema"], f"  {'; '.join([*kernels, *marks]) or 'no kernels'}"
+        print(*(fitted(line, whole=args.level != 0) for line in lines), sep="\n")
     if args.level >= 0:
         print(counted(len(ops), "op") + rest, file=sys.stderr)
     return int(bool(chosen.broken))

@@ -69,6 +69,11 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
+def fitted(line: str, *, whole: bool) -> str:
+    """Return a line, cut to the terminal unless `whole`, or where no terminal is."""
+    return line if whole or not sys.stdout.isatty() else cut(line, columns(sys.stdout))
+
+
 def styled(text: str, code: str, stream: TextIO | None = None) -> str:
     """Return `text` in an ANSI style if the stream, by default stdout, is to have color."""
     on = (stream or sys.stdout).isatty() and config.current().color

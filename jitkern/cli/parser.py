@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jitkern.cli.output import say
@@ -21,6 +22,13 @@ def at_least_one(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
     return int(text)
+
+
+def file_to_read(text: str) -> Path:
+    """Return the path of a file that is there. Raises ArgumentTypeError."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
 
 
 def take_command(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +75,10 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, unknown: list[str]) -> NoReturn:
         wrong = unknown[0].partition("=")[0]
         known = self._option_string_actions if wrong.startswith("-") else ()
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{meant(wrong, known)}")
+        near = meant(wrong, known)
+        if self._subparsers and wrong.startswith("-"):
+            near = "; the options of a command follow its name"
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
 
 class _Help(argparse.HelpFormatter):

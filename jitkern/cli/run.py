@@ -15,7 +15,7 @@ from jitkern import adopt, cache_tools, config, remote
 from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cli.output import say
-from jitkern.cli.parser import command_in, take_command
+from jitkern.cli.parser import command_in, file_to_read, take_command
 from jitkern.cli.remote.connection import connected, writable
 
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--push", metavar="URL", help="at the end, push the cache for this machine to a remote"
     )
     parser.add_argument(
-        "--key", type=Path, metavar="FILE",
+        "--key", type=file_to_read, metavar="FILE",
         help="a private key to sign with for --push (default: the setting sign_key, else unsigned)",
     )  # fmt: skip
     parser.add_argument(

@@ -22,6 +22,7 @@ from jitkern.errors import DeclarationError, defined_at
 from jitkern.launch.call import Call
 from jitkern.launch.devices import Devices
 from jitkern.named_tuple import NamedTuple
+from jitkern.op.all_ops import op_of
 from jitkern.op.op import Op
 from jitkern.runtime import specializer
 from jitkern.source.kinds import Cuda
@@ -98,7 +99,7 @@ def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
     Raises DeclarationError for an op without a cost.
     """
     cost = cost_of(op, args, kwargs)
-    declared = _op_of(op)
+    declared = op_of(op)
     complete = declared.signature.in_order(*declared.signature.complete(args, kwargs))
     tensors = tensors_in(complete)
     placeless = any(tensor.is_meta for tensor in tensors)
@@ -120,7 +121,7 @@ def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
 
 def cost_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
     """Return the result of `@op.cost` for a call. Raises DeclarationError."""
-    declared = _op_of(op)
+    declared = op_of(op)
     function = declared.declaration.cost
     if function is None:
         inputs = ", ".join(argument.name for argument in declared.signature.arguments)
@@ -138,17 +139,6 @@ def cost_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
             "numbers, (bytes, flops)"
         )
     return Cost(int(result[0]), result[1])
-
-
-def _op_of(op: Any) -> Op:
-    """Return the op, or the op of a function that has one. Raises DeclarationError."""
-    declared = getattr(op, "op", op)
-    if not isinstance(declared, Op):
-        raise DeclarationError(
-            f"`{op!r:.80}` is not an op of jitkern: pass what `kernel(...)` returned, e.g. "
-            "`jitkern.ops.softmax`"
-        )
-    return declared
 
 
 def _device_of(tensors: list[torch.Tensor]) -> torch.device:

@@ -17,7 +17,7 @@ from jitkern import config, jit, launch, source as source_room
 from jitkern._fork import after_fork
 from jitkern.cache.entry import Entry
 from jitkern.config import Config
-from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError, told
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Question
@@ -241,6 +241,7 @@ class Runner:
             return jit.loaded(variant, self.target, may_compile=may_compile)
         except (CompilerNotFound, TargetError, NotCached) as e:
             e.variant = variant
+            e.args = (told(str(e), self.op),)
             if not isinstance(e, NotCached):
                 self._refused[variant] = settings, type(e), str(e)
             raise

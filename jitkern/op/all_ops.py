@@ -20,6 +20,7 @@ from jitkern import (
     mega_cache,  # noqa: F401  registers itself: an import of ops can load a mega-cache
     op as op_room,
 )
+from jitkern.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -41,6 +42,25 @@ def discover(package: str) -> list[Op]:
             importlib.import_module(".".join((package, *folders, "kernel")))
     ops = (op for op in op_room.op.OPS.values() if op.name not in before or op.module in modules)
     return sorted(ops, key=lambda op: op.name)
+
+
+def op_of(op: Any) -> Op:
+    """Return the op, or the op of a function that has one. Raises DeclarationError."""
+    declared = getattr(op, "op", op)
+    if not isinstance(declared, op_room.op.Op):
+        raise DeclarationError(
+            f"`{op!r:.80}` is not an op of jitkern: pass what `kernel(...)` returned, e.g. "
+            "`jitkern.ops.softmax`"
+        )
+    return declared
+
+
+def meant_op(name: str) -> str:
+    """The end of a message about a name that no op has; see `errors.meant`."""
+    known = {n: op for op in op_room.op.OPS for n in (op, op.partition("::")[2])}
+    near = nearest(name, known)
+    shown = known.get(near, "") if "::" in name else known.get(near, "").removeprefix("jitkern::")
+    return near and f"; did you mean {shown}?"
 
 
 def attach(
@@ -66,7 +86,8 @@ def attach(
     def attribute(name: str) -> Op:
         op = None if name.startswith("__") else found(name)
         if op is None:
-            raise AttributeError(f"module `{module}` has no op `{name}`")
+            near = "" if name.startswith("__") else meant_op(name)
+            raise AttributeError(f"module `{module}` has no op `{name}`{near}")
         vars(sys.modules[module])[name] = op
         return op
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jitkern import config, prewarming
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, SettingError
-from jitkern.op.all_ops import all_ops, ops_named
+from jitkern.op.all_ops import all_ops, meant_op, op_of, ops_named
 from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.op_calls import OpCalls, read_recording, recorded_calls
@@ -105,12 +105,12 @@ def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
             matches = ops_named(item)
             if not matches:
                 raise DeclarationError(
-                    f"`{item}` is not a declared op or namespace: import its module first. There "
-                    f"are: {', '.join(sorted(all_ops()))}"
+                    f"`{item}` is not a declared op or namespace{meant_op(item)}; "
+                    "import its module first. `jitkern list` prints those that are installed"
                 )
             chosen.update({op.name: OpCalls(op) for op in matches})
         else:
-            wanted = item if isinstance(item, OpCalls) else OpCalls(item)
+            wanted = item if isinstance(item, OpCalls) else OpCalls(op_of(item))
             chosen[wanted.op.name] = wanted
     return [*chosen.values()] or [OpCalls(op) for _, op in sorted(all_ops().items())]
 

@@ -197,7 +197,8 @@ class Source:
         if wrong or not self.files or (self.one_file and len(self.files) > 1):
             raise _refusal(
                 f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
-                f"{' or '.join(self.suffixes)}, got `{', '.join(self.files)}`"
+                f"{' or '.join(self.suffixes)}, or the text of one, got "
+                + (f"`{', '.join(self.files)}`" if any(self.files) else "neither")
             )
         if len(set(self.files)) != len(self.files):
             raise _refusal(f"a file is given twice: `{', '.join(self.files)}`")

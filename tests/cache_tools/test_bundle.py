@@ -261,10 +261,11 @@ def test_pack_takes_filters_and_prints_json(cli, filled, tmp_path):
 
 def test_errors_are_one_line_and_an_exit_code(cli, filled, tmp_path):
     assert cli("cache", "pack")[0] == 2
-    assert cli("cache", "pack", "-o", str(tmp_path / "b.zip"))[0] == 1
+    assert cli("cache", "pack", "-o", str(tmp_path / "b.zip"))[0] == 2
+    assert cli("cache", "pack", "-o", str(tmp_path / "none" / "b.tar"))[0] == 2
     assert cli("cache", "pack", "-o", str(tmp_path / "b.tar"), "--name", "x")[0] == 2
     code, _, err = cli("cache", "unpack", str(tmp_path / "none.tar"))
-    assert code == 1 and "cannot be read" in err and err.count("\n") == 1
+    assert code == 2 and "there is no file" in err and err.count("\n") == 1
     (tmp_path / "b.tar").write_bytes(b"nonsense")
     code, _, err = cli("cache", "unpack", str(tmp_path / "b.tar"))
     assert code == 1 and "is refused: it is cut off" in err

@@ -156,7 +156,7 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
     code, _, err = cli("prewarm", "--from", str(path), "nolib")
     assert (code, "calls of nolib::f, declared in nolib.kernel" in err) == (1, True), err
     code, _, err = cli("prewarm", "--from", str(tmp_path / "none"))
-    assert (code, "cannot read the recording" in err) == (1, True), err
+    assert (code, "there is no file" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

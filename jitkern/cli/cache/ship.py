@@ -12,6 +12,7 @@ from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
+from jitkern.cli.parser import file_to_read
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
@@ -34,7 +35,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     pack.set_defaults(run=run_pack)
     text = "add the entries of a bundle, all or none; with trusted keys, they must be signed"
     unpack = commands.add_parser("unpack", help=text, description=text, parents=[shared])
-    unpack.add_argument("file", type=Path, metavar="FILE", help="what `pack` wrote")
+    unpack.add_argument("file", type=file_to_read, metavar="FILE", help="what `pack` wrote")
     signatures = unpack.add_mutually_exclusive_group()
     signatures.add_argument(
         "--require-signature", action="store_true", help="fail if there are no trusted keys"
@@ -49,7 +50,9 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     text = "sign entries of the user root, for machines that trust the key"
     sign = commands.add_parser("sign", help=text, description=text, parents=[shared])
     add_filters(sign)
-    sign.add_argument("--key", type=Path, required=True, metavar="FILE", help="a private key")
+    sign.add_argument(
+        "--key", type=file_to_read, required=True, metavar="FILE", help="a private key"
+    )
     sign.set_defaults(run=run_sign)
     text = "make a key to sign with: FILE, and FILE.pub for `trusted_keys` of a settings file"
     keygen = commands.add_parser("keygen", help=text, description=text, parents=[shared])
@@ -65,9 +68,13 @@ def run_pack(args: argparse.Namespace) -> int:
     if not args.wheel and any(options.values()):
         say("--name, --version and --platform are for --wheel")
         return 2
+    path = args.output
+    if not args.wheel and not (_is_bundle(path) and path.absolute().parent.is_dir()):
+        say(f"`{path}` is no place for a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst")
+        return 2
     cache = opened()
     chosen = named(args, cache_tools.chosen(cache, wanted(args)))
-    path, packed = args.output, len(chosen)
+    packed = len(chosen)
     if args.wheel:
         path = wheel.pack_wheel(
             cache, chosen, path,
@@ -82,6 +89,10 @@ def run_pack(args: argparse.Namespace) -> int:
     if args.json:
         print_json(path=str(path), entries=packed, bytes=size)
     return 0
+
+
+def _is_bundle(path: Path) -> bool:
+    return path.name.endswith((".tar", ".tar.zst"))
 
 
 def run_unpack(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from jitkern import config, jit, prewarming, remote
 from jitkern.cache_tools.check import human_bytes
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import YELLOW, Progress, print_json, say
-from jitkern.cli.parser import UsageError, at_least_one
+from jitkern.cli.parser import UsageError, at_least_one, file_to_read
 from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
 from jitkern.cli.remote.connection import pushable, telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--from",
         dest="recording",
-        type=Path,
+        type=file_to_read,
         metavar="FILE",
         help="build what a run of `jitkern record` used",
     )
@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="afterwards, push what was built or found to a remote",
     )  # fmt: skip
     parser.add_argument(
-        "--key", type=Path, metavar="FILE",
+        "--key", type=file_to_read, metavar="FILE",
         help="the private key to sign with (default: sign_key)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import at_least_one
+from jitkern.cli.parser import at_least_one, file_to_read
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.remote.publish import KEEP, Pushed
 
@@ -26,7 +25,10 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     )  # fmt: skip
     signing = push.add_mutually_exclusive_group()
     signing.add_argument(
-        "--key", type=Path, metavar="FILE", help="a private key (default: the setting sign_key)"
+        "--key",
+        type=file_to_read,
+        metavar="FILE",
+        help="a private key (default: the setting sign_key)",
     )
     signing.add_argument(
         "--unsigned",

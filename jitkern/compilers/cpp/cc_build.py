@@ -176,7 +176,8 @@ def identity(tool: str) -> dict[str, str]:
     """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
     path = _program(tool)
     if not path:
-        raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
+        kind = "C" if tool == config.current().cc else "C++"
+        raise CompilerNotFound(f"no {kind} compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
     command = [path, *shlex.split(tool)[1:], "--version"]
     process = run(command, source=Cpp("x.c"), folder=Path(path).parent)
     return {"name": "cc", "version": process.stdout.partition("\n")[0].strip()}
