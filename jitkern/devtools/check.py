@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import config, launch, runtime
+from jitkern.cache_tools.check import counted
 from jitkern.calls.signature import tensors_in
 from jitkern.devtools.guard_bytes import GuardBytes
-from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError
+from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError, error_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
 
@@ -150,7 +151,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
                 else:
                     largest = max(largest, _within(worst, what, sample))
             runtime.specializer.settle()
-    note = f"{len(samples)} samples, within {largest:.2f} roundings"
+    note = f"{counted(len(samples), 'sample')}, within {largest:.2f} roundings"
     note += f"; refused: {', '.join(refused)}" if refused else ""
     return f"{note}\nand {len(layouts)} calls with a tensor that lies in another way"
 
@@ -318,7 +319,7 @@ def _told_of(
         told = f"got {a:.9g}, expected {b:.9g}"
         limit = allowed * float(_roundings(want, got.dtype, wanted)[index])
     at = f"[{', '.join(map(str, index))}]" if index else ""
-    wrong = f"{int((errors > allowed).sum())} of {errors.numel()} numbers are wrong"
+    wrong = f"{int((errors > allowed).sum())} wrong of {counted(errors.numel(), 'number')}"
     return f"{at}: {told}, limit {limit:.3g}; {wrong}"
 
 
@@ -408,11 +409,31 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
     count = 0
     for sample in _few(samples):
         args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
-        torch.library.opcheck(op.overload, args, kwargs)
-        if op.gradient:
-            torch.library.opcheck(op.overload, leaves(op, args), kwargs)
+        try:
+            torch.library.opcheck(op.overload, args, kwargs)
+            if op.gradient:
+                torch.library.opcheck(op.overload, leaves(op, args), kwargs)
+        except Exception as e:
+            text = str(e).removeprefix("opcheck(op, ...): ").partition(" (scroll up for stack")[0]
+            raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1
-    return f"{count} of {len(samples)} samples"
+    return f"{count} of {counted(len(samples), 'sample')}"
+
+
+def _problem_of_fake(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """Return what the op's own fake raises for a call, and where; "" if it returns.
+
+    Torch hands its errors on as texts alone.
+    """
+    fake = op.declaration.fake
+    metas = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
+    if not fake:
+        return ""
+    try:
+        fake(*metas, **kwargs)
+    except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        return f"{error_site(e, fake)}its fake raises {type(e).__name__}: {e}; "
+    return ""
 
 
 def leaves(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -457,7 +478,7 @@ def _gradient(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         count += 1
     if not count:
         raise _Untried("no sample of less than float64 through which its reference has a gradient")
-    return f"{count} samples, within {largest:.2f} roundings"
+    return f"{counted(count, 'sample')}, within {largest:.2f} roundings"
 
 
 def _gradients(
@@ -500,4 +521,4 @@ def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
         inputs = leaves(op, args)
         torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), inputs, fast_mode=True)
-    return f"{len(fitting)} of {len(samples)} samples"
+    return f"{len(fitting)} of {counted(len(samples), 'sample')}"

@@ -206,10 +206,13 @@ def ignore(_: Call) -> None:
     """Launch nothing: the start of a fake."""
 
 
-def check_result(op: str, function: Any, kinds: str, result: Any) -> None:
-    """Raise LaunchError unless a launch function returned tensors of these kinds.
+def check_result(
+    op: str, function: Any, kinds: str, result: Any, role: str = "launch function"
+) -> None:
+    """Raise LaunchError unless a function returned tensors of these kinds.
 
-    kinds: `Signature.results`; results that are not tensors are for Torch to check.
+    kinds: `Signature.results`; results that are not tensors are for Torch to check. role: what the
+    function is to the op.
     """
     wanted = len(kinds)
     if "?" in kinds or (wanted == 1 and isinstance(result, torch.Tensor)):
@@ -227,7 +230,7 @@ def check_result(op: str, function: Any, kinds: str, result: Any) -> None:
         kind = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
     schema = {0: "nothing is returned", 1: "one tensor"}.get(wanted, f"{wanted} tensors")
     raise LaunchError(
-        f"{op}: {defined_at(function)}its launch function returned {kind}, and its schema says "
+        f"{op}: {defined_at(function)}its {role} returned {kind}, and its schema says "
         f"{schema}: "
         + ("does it lack a `return`?" if result is None else "return that, or correct the schema")
     )

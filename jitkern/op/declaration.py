@@ -177,7 +177,10 @@ class DeclaredOp:
         declaration = self.declaration
         launchers = declaration.launchers
         if declaration.fake:  # its author's code decides about tensors beside those on a GPU
-            return trace.fast_check.with_fast_check(declaration.fake)(*args, **kwargs)
+            result = trace.fast_check.with_fast_check(declaration.fake)(*args, **kwargs)
+            kinds = self.signature.results
+            launch.kernels.check_result(self.name, declaration.fake, kinds, result, "fake")
+            return result
         of_place = (s.kind for s in self.sources.get(place.type, ()))
         for kind in (*of_place, place.type, *launchers):
             if kind in launchers:

@@ -28,6 +28,28 @@ def rows_of(launch, sample, reference=lambda x: 2 * x, backward=None):
     return {row.check: row for row in check.checks_of(op, ["cpu"])}
 
 
+def test_a_wrong_fake_is_told_with_its_line():
+    def none(x):
+        pass
+
+    def raising(x):
+        return 1 / 0
+
+    for fake, line, says in (
+        (none, 1, "its fake returned None, and its schema says one tensor"),
+        (raising, 2, "its fake raises ZeroDivisionError: division by zero"),
+    ):
+        op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=SOURCE))
+        op.launch("cpu")(twice)
+        op.reference(lambda x: 2 * x)
+        op.samples(lambda _: [torch.ones(3)])
+        op.fake(fake)
+        (row,) = (r for r in check.checks_of(op, ["cpu"]) if r.check == "opcheck")
+        code = fake.__code__
+        number = code.co_firstlineno + line - 1
+        assert f"{code.co_filename}:{number}: {says}" in row.note and "scroll" not in row.note
+
+
 def twice(k, x):
     out = torch.empty_like(x)
     k.twice(out, x, 0, x.numel(), 0)
@@ -88,7 +110,7 @@ def test_one_wrong_number_in_16_bits_fails(dtype, factor):
     row = rows_of(one_wrong(factor), X.to(dtype))["reference"]
     assert row.ok is False
     assert "out[5]: got " in row.note
-    assert "1 of 100 numbers" in row.note
+    assert "1 wrong of 100 numbers" in row.note
     assert rows_of(one_wrong(1), X.to(dtype))["reference"].ok
 
 
