@@ -17,6 +17,8 @@ BIN := $(VENV)/bin
 CORES := $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))")
 PAIR := $(TORCH)-$(shell $(PYTHON) -c "import sys; print('%s%d.%d' % (sys.implementation.name, *sys.version_info[:2]))")
 
+NOT_OURS = $(VENV) was not made by make, which would delete it: name another folder, as in `make demo VENV=.venv-make`
+
 .PHONY: demo test test-all test-long test-matrix test-another conformance check docs clean
 
 demo: $(VENV)/.base-$(PAIR)
@@ -50,7 +52,9 @@ docs: $(VENV)/.docs-$(PAIR)
 
 # What jitkern needs to run, and NumPy, without which Torch warns. Where there is a GPU, the CUDA toolchain, too.
 $(VENV)/.base-$(PAIR): pyproject.toml
+	$(if $(wildcard $(VENV)),$(if $(wildcard $(VENV)/.base-* $(VENV)/.of-make),,$(error $(NOT_OURS))))
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.base-$(PAIR)),,--clear) $(VENV)
+	touch $(VENV)/.of-make
 	$(BIN)/python -m pip install -q "torch==$(TORCH)" numpy "setuptools>=77" wheel
 	$(BIN)/python -m pip install -q --no-build-isolation -e ".$(if $(wildcard /dev/nvidiactl),[cuda])"
 	touch $@

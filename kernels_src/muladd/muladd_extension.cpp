@@ -18,14 +18,14 @@ static void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tenso
   const T *x = static_cast<const T*>(a.data_ptr()), *y = static_cast<const T*>(b.data_ptr()),
           *z = static_cast<const T*>(c.data_ptr());
   using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  for (int64_t i = 0; i < out.numel(); i++) o[i] = static_cast<T>(A(x[i]) * A(y[i]) + A(z[i]));
+  const int64_t n = out.numel();  // a call into Torch
+  for (int64_t i = 0; i < n; i++) o[i] = static_cast<T>(A(x[i]) * A(y[i]) + A(z[i]));
 }
 
 static Tensor muladd(Tensor a, Tensor b, Tensor c) {
   check_alike(a, b, c);
-  a = torch::stable::contiguous(a);
-  b = torch::stable::contiguous(b);
-  c = torch::stable::contiguous(c);
+  for (Tensor* x : {&a, &b, &c})
+    if (!x->is_contiguous()) *x = torch::stable::contiguous(*x);
   Tensor out = torch::stable::empty_like(a);
   switch (a.scalar_type()) {
     case ScalarType::Float: run<float>(out, a, b, c); break;
