@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PYTHON = os.path.dirname(os.__file__)
+_compiling: list[str] = []  # the lines that asked for what compiles right now
 jits: Any
 events: Any
 jits, events = (sys.modules.get(f"_jitkern_run_{name}") for name in ("jits", "events"))
@@ -93,13 +95,15 @@ def _counted(jit: str, name: str, module: Any) -> None:
 
     @functools.wraps(compile_it)
     def compiles(*args: Any, **kwargs: Any) -> Any:
-        what = _name_in(args) or path[-1]
-        _begins(jit, what)
+        what, where = _name_in(args) or path[-1], _asked_at()
+        _begins(jit, what, where)
         started = time.perf_counter()
+        _compiling.append(where)
         try:
             return compile_it(*args, **kwargs)
         finally:
-            _ended(jit, what, started)
+            _compiling.remove(where)
+            _ended(jit, what, started, where)
 
     setattr(owner, path[-1], compiles)
 
@@ -114,35 +118,47 @@ def _name_in(args: tuple[Any, ...]) -> str:
     return ""
 
 
-def _begins(tool: str, what: str) -> None:
-    """Refuse a compile that begins in a frozen run, and tell of it in one that warns."""
-    message = events.begins(tool, what, _asked_at()) if os.environ.get(events.MODE) else ""
+def _begins(tool: str, what: str, where: str) -> None:
+    """Refuse a compile that begins in a frozen run, and tell of it in one that warns.
+
+    Of compiles within a compile the outermost is told.
+    """
+    message = events.begins(tool, what, where) if os.environ.get(events.MODE) else ""
     if message and os.environ[events.MODE] == "frozen":
         raise CompileRefused(message)
-    if message:
+    if message and not _compiling:
         import traceback
 
-        stack = "".join(traceback.format_stack()[:-2])
-        sys.stderr.write(f"{message}\n{stack}")
+        own = [line for line in traceback.extract_stack() if not _is_of_library(line.filename)]
+        sys.stderr.write("".join((f"{message}\n", *traceback.format_list(own))))
 
 
-def _ended(tool: str, what: str, started: float) -> None:
+def _ended(tool: str, what: str, started: float, where: str) -> None:
     seconds = round(time.perf_counter() - started, 3)
-    events.note(tool=tool, what=what, where=_asked_at(), seconds=seconds)
+    events.note(tool=tool, what=what, where=where, seconds=seconds)
 
 
 def _asked_at() -> str:
-    """Return the innermost line of the program itself, else the innermost of a library."""
+    """Return the innermost line of the program itself, in this thread or where one compiles.
+
+    Else the innermost line of a library.
+    """
     frame: types.FrameType | None = sys._getframe(1)
-    lines = []
+    others = []
     while frame:
-        path = frame.f_code.co_filename
-        lines.append(f"{path}:{frame.f_lineno}")
-        library = "site-packages" in path or "dist-packages" in path or path.startswith("<")
-        if not (library or path.startswith((_HERE, os.path.dirname(os.__file__)))):
-            return lines[-1]
+        path, line = frame.f_code.co_filename, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not _is_of_library(path):
+            return line
+        others += [] if path.startswith(_HERE) else [line]
         frame = frame.f_back
-    return lines[-1] if lines else "?"
+    return (*_compiling, *others, "?")[0]
+
+
+def _is_of_library(path: str) -> bool:
+    """Return whether a file is of Python, a package or a JIT, and not of the program."""
+    installed = "site-packages" in path or "dist-packages" in path or path.startswith("<")
+    ours = os.path.dirname(_HERE), os.environ.get(events.CACHES, _HERE)
+    return installed or path.startswith((_PYTHON, *ours))
 
 
 # ---- compilers that are started ------------------------------------------------------------------
@@ -152,7 +168,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
         tool, what = events.compile_in(args[event != "os.system"])
         if tool:
-            _begins(tool, what)
+            _begins(tool, what, _asked_at())
 
 
 def _count_children(subprocess: Any) -> None:
@@ -166,7 +182,7 @@ def _count_children(subprocess: Any) -> None:
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:
         started = self.__dict__.pop("_jitkern_started", ("",))
         if started[0]:
-            _ended(*started)
+            _ended(*started, _asked_at())
         return ended(self, *args, **options)
 
     subprocess.Popen.__init__ = functools.update_wrapper(__init__, start)

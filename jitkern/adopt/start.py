@@ -127,6 +127,8 @@ def begin(arguments: Sequence[str]) -> int | None:
     for name, before in folders:
         if before:
             os.utime(f"{name}.json")  # it is in use
+    if not {"-q", "--quiet"}.intersection(arguments[: len(arguments) - len(words)]):
+        os.write(2, b"jitkern: compiled: nothing\n")
     begun.pop().close()
     return code
 

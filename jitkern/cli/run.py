@@ -61,15 +61,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(report: Report) -> None:
-    """Print a line about a run in which something was compiled, refused, served or kept."""
+    """Print a line about what was compiled, refused, served and kept."""
     tools = [f"{tool} {n} ({seconds:.1f} s)" for tool, (n, seconds) in report.by_tool.items()]
     parts = [f"compiled: {', '.join(tools) or 'nothing'}"]
     parts += [f"refused: {len(report.refused)}"] * bool(report.refused)
     parts += [f"laid: {report.laid} files"] * bool(report.laid)
     parts += [f"builds served: {report.served}"] * bool(report.served)
     parts += [f"kept: {report.kept} files"] * bool(report.kept)
-    if len(parts) > 1 or tools:
-        say("; ".join(parts))
+    say("; ".join(parts), code="")
 
 
 def _write(report: Report, path: Path) -> None:
