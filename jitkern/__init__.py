@@ -1,7 +1,8 @@
 """jitkern: PyTorch kernels that compile on first use and never again.
 
-`import jitkern` is light and imports no Torch; the names below load on first use. So do the modules
-of a room (a folder of jitkern), so that a warm process imports only the modules that it needs.
+`import jitkern` is light and imports no Torch: the names below are loaded when they are first used.
+Start with `jitkern.declare.kernel` (an op with kernels), `jitkern.pointwise` (a formula),
+`jitkern.load_inline` (as Torch's), `jitkern.ops` (the shipped ops) and `jitkern.prewarm`.
 """
 
 from __future__ import annotations

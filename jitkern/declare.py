@@ -43,6 +43,10 @@ _OF_TORCH = ("aten", "prim", "prims", "inductor", "higher_order")
 MAX_NAME = 100  # files of the cache are named after ops
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @hide_internal_frames
 def kernel(
     schema: str,

@@ -26,10 +26,10 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1490,
+    "beside": 1495,
     "files": 447,
     "config": 1012,
-    "cache": 1927,
+    "cache": 1930,
     "source": 4098,
     "cache_tools": 1830,
     "remote": 2311,
@@ -44,7 +44,7 @@ BUDGETS = {
     "op": 2966,
     "raw": 707,
     "dropin": 558,
-    "composition": 4037,
+    "composition": 4038,
     "prewarming": 1917,
     "devtools": 1026,
     "inference": 32,

@@ -180,9 +180,9 @@ def _count_children(subprocess: Any) -> None:
         start(self, args, *rest, **options)
 
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:
-        started = self.__dict__.pop("_jitkern_started", ("",))
-        if started[0]:
-            _ended(*started, _asked_at())
+        tool, what, started = self.__dict__.pop("_jitkern_started", ("", "", 0.0))
+        if tool:
+            _ended(tool, what, started, _asked_at())
         return ended(self, *args, **options)
 
     subprocess.Popen.__init__ = functools.update_wrapper(__init__, start)

@@ -34,6 +34,9 @@ class Entry(NamedTuple):
     manifest: Manifest
     verified: Verified = {}
 
+    def __repr__(self) -> str:
+        return f"<Entry {self.path.name} of {self.path.parent.name}>"
+
     @property
     def root(self) -> Path:
         """The root of the layer that holds the entry."""

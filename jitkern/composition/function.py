@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
@@ -19,7 +19,7 @@ from jitkern.composition.definition import Definition, FormulaParameter, bound, 
 from jitkern.composition.expression import CONST, INPUT, node, plain, replaced
 from jitkern.composition.reference import evaluated
 from jitkern.errors import DeclarationError
-from jitkern.op.op import Op
+from jitkern.op.op import Op, Result
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
@@ -29,7 +29,7 @@ _is_compiling = torch.compiler.is_compiling
 Place = tuple[str, str, int]  # the module, the file and the line
 
 
-class Pointwise(Definition):
+class Pointwise(Definition, Generic[Result]):
     """A function of single elements: called with tensors, it is one kernel.
 
     It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
@@ -39,20 +39,20 @@ class Pointwise(Definition):
 
     def __init__(self, name: str, *formula: Any, **rest: Any) -> None:
         super().__init__(name, *formula, **rest)
-        self._op: Op | None = None
+        self._op: Op[Result] | None = None
         self._derived: dict[Any, Pointwise] = {}
         self.__name__ = self.__qualname__ = name
         self.__module__ = self.module
         self.__doc__ = inspect.getdoc(self.function) if self.function else None
 
     @property
-    def op(self) -> Op:
+    def op(self) -> Op[Result]:
         """The registered op, declared at its first use."""
         if self._op is None:
             self._op = registration.op_of(self, self.gradient, self.cost)
         return self._op
 
-    def __call__(self, /, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Result:
         if named or len(args) < self.least:
             args = self._bound(args, named)
         if _is_compiling():
@@ -68,13 +68,13 @@ class Pointwise(Definition):
         """Whether a number is passed where the function has a tensor."""
         return any(i < len(args) and type(args[i]) in KINDS for i in self.tensors)
 
-    def _traced(self, args: Sequence[Any]) -> Any:
+    def _traced(self, args: Sequence[Any]) -> Result:
         """Do what a call does, in steps that Dynamo can follow."""
         for i in self.tensors:
             if i < len(args) and type(args[i]) in KINDS:
                 return self._of_numbers(args)(*args)
         assert self._is_declared()
-        return self._op.overload(*args)  # type: ignore[union-attr]
+        return self._op.overload(*args)  # type: ignore[union-attr, no-any-return]
 
     def _is_declared(self) -> bool:
         """Declare the op while Dynamo traces a call: it runs this as it stands, for a constant."""
@@ -146,7 +146,7 @@ class Pointwise(Definition):
         """Return the arguments in order, with defaults. Raises TypeError as a call does."""
         return bound(self.name, [p.named for p in self.parameters], args, named)
 
-    def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
+    def _of_numbers(self, args: Sequence[Any]) -> Pointwise[Result]:
         """Specialise the function for arguments that are Python numbers."""
         given = [type(args[i]) if i < len(args) else None for i in self.tensors]
         kinds = tuple([KINDS.get(kind, "") for kind in given])

@@ -22,6 +22,7 @@ from jitkern.composition.expression import INPUT, inputs_of, node, plain
 from jitkern.composition.function import KINDS, Pointwise, place_of
 from jitkern.composition.symbol import Element, named
 from jitkern.errors import DeclarationError
+from jitkern.op.op import Result
 
 _OF_KIND: dict[str, Any] = {name: kind for kind, name in KINDS.items()}
 _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
@@ -47,7 +48,7 @@ def compose(*parts: Any) -> Any:
 
 
 @overload
-def pointwise(function: Callable[..., Any], /) -> Pointwise: ...
+def pointwise(function: Callable[..., Result], /) -> Pointwise[Result]: ...
 
 
 @overload
@@ -56,7 +57,7 @@ def pointwise(
     round: str = ...,
     samples: Callable[[str], Iterator[Any]] | None = ...,
     dtypes: Sequence[torch.dtype] = ...,
-) -> Callable[[Callable[..., Any]], Pointwise]: ...
+) -> Callable[[Callable[..., Result]], Pointwise[Result]]: ...
 
 
 def pointwise(

@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from jitkern import source
-from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError, TargetError
 from jitkern.raw.from_triton import TritonKernel, triton_kernel
 
-_REFUSALS = (CompileError, DeclarationError, LaunchError)
+_REFUSALS = (CompileError, DeclarationError, LaunchError, TargetError)
 _log = logging.getLogger(__name__)
 _patches: list[TritonPatch] = []
 
