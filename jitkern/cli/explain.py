@@ -120,9 +120,9 @@ def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
     if short:
         print(f"    {counted(len(cached), 'record')} cached")
     for row in () if short else cached:
-        digest = row.path.rpartition("-")[2][:SHORT]
+        digest = row.path if whole else row.path.rpartition("-")[2][:SHORT]
         used = hints.in_words(row.resources)
-        print(f"    {row.path if whole else digest}  {row.variant}{used and f'  {used}'}")
+        print("  ".join(filter(None, ("  ", digest, row.variant or "the kernel", used))))
         if source and row.program:
             print(textwrap.indent(row.program, "    "))
     for note in dict.fromkeys(row.note for row in cached if row.note):
