@@ -39,11 +39,14 @@ def install() -> None:
         sys.addaudithook(_audit)
 
 
-def _register() -> None:
-    """Have the stand-ins of compilers leave the children of this process to it."""
+def _register(where: str = "") -> None:
+    """Have the stand-ins of compilers leave the children of this process to it.
+
+    where: the line that asks for a build by ninja, which this process starts now.
+    """
     try:
-        with open(f"{os.environ[events.FOLDER]}/{os.getpid()}", "w"):
-            pass
+        with open(f"{os.environ[events.FOLDER]}/{os.getpid()}", "w") as file:
+            file.write(where)
     except OSError:
         pass  # the run has ended before this process
 
@@ -177,6 +180,8 @@ def _count_children(subprocess: Any) -> None:
 
     def __init__(self: Any, args: Any, *rest: Any, **options: Any) -> None:  # noqa: N807
         self._jitkern_started = *events.compile_in(args), time.perf_counter()
+        if "ninja" in f"{args}":
+            _register(_asked_at())
         start(self, args, *rest, **options)
 
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:

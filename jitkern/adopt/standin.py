@@ -186,9 +186,10 @@ def _build_in(arguments: list[str]) -> tuple[str, str]:
 
 def _compile(real: str | None, name: str, arguments: list[str], what: str) -> int:
     """Run a tool that compiles, unless it is refused, and note it; return the exit code."""
-    where = f"process {os.getppid()}"
-    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
-        where = os.fsdecode(file.read(300)).replace("\0", " ").strip()
+    parent, where = os.getppid(), ""
+    for place in (f"{os.environ.get(events.FOLDER)}/{parent}", f"/proc/{parent}/cmdline"):
+        with contextlib.suppress(OSError), open(place, "rb") as file:
+            where = where or os.fsdecode(file.read(300)).replace("\0", " ").strip()
     message = events.begins(name, what, where)
     if message:
         sys.stderr.write(f"{message}\n")
