@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="append each distinct requested call, for `prewarm --from`",
     )  # fmt: skip
     parser.add_argument(
-        "--token-file", type=file_to_read, metavar="FILE",
+        "--token-file", type=Path, metavar="FILE",
         help="serve only clients that send the token in this file",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what is served as JSON")

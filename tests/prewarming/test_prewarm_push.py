@@ -78,10 +78,10 @@ def test_the_shards_of_a_prewarm_count_as_one_push(cli, url, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--key", "key"], 2, "--key is for --push"),
+        (["--key", __file__], 2, "--key is for --push"),
         (["--push", "ftp://x"], 2, "names no remote"),
         (["--push", "https://x.invalid"], 2, "can only be read"),
-        (["--push", "file:///x", "--key", "/nonexistent"], 1, "cannot be read"),
+        (["--push", "file:///x", "--key", "/nonexistent"], 2, "there is no file /nonexistent"),
     ],
 )
 def test_what_cannot_be_pushed_is_said_before_anything_is_built(

@@ -328,8 +328,10 @@ def variables(container, folder):
     }
 
 
-def test_the_service_is_started_with_options_that_exist():
+def test_the_service_is_started_with_options_that_exist(tmp_path, monkeypatch):
     program, *arguments = shlex.split(block("sh", "jitkern serve"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / arguments[arguments.index("--key") + 1]).touch()
     parsed = parser(arguments).parse_args(arguments)
     assert (program, parsed.what, parsed.push) == ("jitkern", ["mypkg"], URL)
     assert f"--from {parsed.record}" in PAGE

@@ -178,7 +178,7 @@ def test_a_token_and_a_record_come_from_files(tmp_path):
         (("vec_add", "--token-file", "empty"), 2, "empty holds no token: expected one line"),
         (("vec_add", "--token-file", "lines"), 2, "lines holds no token: expected one line"),
         (("vec_add", "--record", "missing/calls"), 2, "cannot write the recording missing/calls"),
-        (("vec_add", "--key", "missing"), 1, "the private key missing cannot be read"),
+        (("vec_add", "--key", "missing"), 2, "argument --key: there is no file missing"),
         (("vec_add", "--key", "open"), 1, "is open to other users"),
         (("vec_add", "--push", "https://127.0.0.1:1"), 2, "https://127.0.0.1:1"),
         (("vec_add", "--push", "nowhere"), 2, "`nowhere` names no remote"),
