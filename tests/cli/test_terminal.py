@@ -152,6 +152,26 @@ def test_a_near_miss_is_told_what_was_meant_and_is_usage(cli, arguments, meant):
     assert err.startswith("jitkern: ") and err.count("\n") == 1
 
 
+def test_a_near_op_of_another_package_is_named_in_full(cli, monkeypatch):
+    monkeypatch.setitem(OPS, "near_miss::clamp_rows", all_ops()["jitkern::softmax"])
+    for command in ("check", "explain"):
+        code, _, err = cli(command, "clamp_row")
+        assert (code, "did you mean near_miss::clamp_rows?" in err) == (2, True), err
+
+
+def test_an_argument_of_another_type_is_usage(cli):
+    code, out, err = cli("prewarm", "softmax", "--call", "f16[2, 3], -1, abc")
+    assert (code, out) == (2, "")
+    assert "got `abc` for `float scale`" in err
+
+
+def test_a_list_fits_its_terminal_with_own_ops_first():
+    code, text = in_terminal("list", columns=80)
+    lines = shown(text).splitlines()
+    assert code == 0 and len(lines) < 24 and max(map(len, lines)) <= 80
+    assert re.search(r"are not shown: add -v$", lines[-1])
+
+
 def test_color_is_asked_for_and_refused(cli):
     assert "\033[" in cli("doctor", "--color", "always")[1]
     assert "\033[" in cli("--color", "always", "doctor")[1]
