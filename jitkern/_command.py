@@ -9,6 +9,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]  # `signal` would import `enum`
 import os
 import time
+from errno import ENOEXEC
 
 TYPE_CHECKING = False  # as in `typing`, whose import would delay the start
 if TYPE_CHECKING:
@@ -71,8 +72,15 @@ def _forked(
     try:
         call_function(prctl, (_DIE_WITH_PARENT, signal.SIGKILL))
         if os.getppid() == parent:
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+                signal.signal(ignored, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.execve(program, [*words], environment)  # noqa: S606  no shell is wanted
+            try:
+                os.execve(program, [*words], environment)  # noqa: S606  no shell is wanted
+            except OSError as e:
+                if e.errno != ENOEXEC:
+                    raise
+                os.execve("/bin/sh", ["sh", program, *words[1:]], environment)  # noqa: S606  as execvp
     except OSError as e:
         os.write(2, f"{words[0]}: {e.strerror}\n".encode())
     os._exit(126)
@@ -90,6 +98,9 @@ def _ended_children() -> Iterable[tuple[int, int]]:
 def end_as(code: int) -> int:
     """End as a command did, if it was ended by a signal; otherwise return its code."""
     if code < 0:
+        import resource  # where it is needed alone
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         try:
             signal.signal(-code, signal.SIG_DFL)
         except (OSError, ValueError):

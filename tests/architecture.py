@@ -26,7 +26,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1495,
+    "beside": 1506,
     "files": 447,
     "config": 1012,
     "cache": 1930,
@@ -37,19 +37,19 @@ BUDGETS = {
     "compilers": 5383,
     "loading": 645,
     "jit": 825,
-    "adopt": 1628,
+    "adopt": 1708,
     "launch": 3280,
     "trace": 2802,
     "runtime": 3260,
     "op": 2966,
-    "raw": 707,
+    "raw": 709,
     "dropin": 558,
     "composition": 4038,
     "prewarming": 1917,
     "devtools": 1026,
     "inference": 32,
     "service": 1614,
-    "cli": 3485,
+    "cli": 3490,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

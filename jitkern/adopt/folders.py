@@ -107,9 +107,10 @@ class Folder:
         """
         with contextlib.suppress(OSError):
             os.utime(self._state_path)  # for `sweep`
-        files = self._files()
+        odd: list[str] = []
+        files = self._files(odd)
         if not self._fresh(files, self._known()):
-            return Kept()
+            return Kept(left_out=(*odd,))
         with self._writing():
             state = self._known()  # another process may have kept some
             fresh = self._fresh(files, state)
@@ -118,7 +119,8 @@ class Folder:
                 units[self._unit(path)].append(path)
             new = {unit: paths for unit, paths in units.items() if not fresh.isdisjoint(paths)}
             reasons = {unit: self._why_not(paths, files, settled) for unit, paths in new.items()}
-            done = Kept(left_out=tuple(f"{unit}: {why}" for unit, why in reasons.items() if why))
+            odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
+            done = Kept(left_out=(*odd,))
             wanted = [paths for unit, paths in new.items() if not reasons[unit]]
             for paths in _batches(wanted, files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -136,8 +138,8 @@ class Folder:
         """Return the state, without files if entries are gone: what they had is new again."""
         state = self._state()
         folders = [r / VERSION / self._target for r in (self._cache.root, *self._cache.layers)]
-        there = all(any((f / name).is_dir() for f in folders) for name in state["entries"])
-        return state if there else {**state, "files": {}}
+        there = [n for n in state["entries"] if any((f / n).is_dir() for f in folders)]
+        return state if there == state["entries"] else {"entries": there, "files": {}}
 
     def _is_new(self, path: str, status: os.stat_result, known: Mapping[str, Any]) -> bool:
         """Return whether a file has other content than when it was laid or kept."""
@@ -186,9 +188,9 @@ class Folder:
             return "it was written a moment ago"
         return ""
 
-    def _files(self) -> dict[str, os.stat_result]:
-        """Return the files of the folder that may be kept, by path, without links."""
-        return dict(_walk(self.path, (*SKIPPED, *self.jit.skipped)))
+    def _files(self, odd: list[str] | None = None) -> dict[str, os.stat_result]:
+        """Return the files of the folder that may be kept, by path; note `odd` others."""
+        return dict(_walk(self.path, (*SKIPPED, *self.jit.skipped), odd))
 
     def _unit(self, path: str) -> str:
         """Return what is only whole together with a file: its first folders, or the file itself."""
@@ -242,6 +244,11 @@ class FolderElsewhere(Folder):
     def _save(self, state: dict[str, Any]) -> None:
         pass
 
+    def _why_not(self, paths: list[str], *rest: Any) -> str:
+        if any(path.count("/") < self.jit.unit for path in paths):
+            return f"it is in no folder that {self.jit.name} makes"
+        return super()._why_not(paths, *rest)
+
 
 def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
     """Delete the folders that were used least lately, so that all keep to limits; 0 keeps all."""
@@ -264,8 +271,25 @@ def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _walk(root: Path, skipped: tuple[str, ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path below a folder, and the status, of each file of this user, without links."""
+def forget(cache: Cache) -> None:
+    """Delete the folders of which no entry is left."""
+    for path in (cache.root / VERSION / JITS).glob("*/*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            names = json.loads(path.read_bytes())["entries"]
+            if names and not any(
+                (cache.root / VERSION / path.parent.name / n).exists() for n in names
+            ):
+                atomic.delete(path.with_suffix(""))
+                atomic.delete(path)
+
+
+def _walk(
+    root: Path, skipped: tuple[str, ...] = (), odd: list[str] | None = None
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path below a folder, and the status, of each file of this user, without links.
+
+    odd: gets the others, with the reason.
+    """
 
     def wanted(names: Iterable[str]) -> list[str]:
         return [n for n in sorted(names) if not any(fnmatch.fnmatchcase(n, p) for p in skipped)]
@@ -274,9 +298,17 @@ def _walk(root: Path, skipped: tuple[str, ...] = ()) -> Iterator[tuple[str, os.s
         folders[:] = wanted(folders)
         for path in (f"{folder}/{name}" for name in wanted(names)):
             with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    yield os.path.relpath(path, root), status
+                status, inner = os.lstat(path), os.path.relpath(path, root)
+                why = (
+                    "it is no regular file" if not stat.S_ISREG(status.st_mode)
+                    else "another user owns it" if status.st_uid != os.geteuid()
+                    else "its name is not printable" if not inner.isprintable()
+                    else ""
+                )  # fmt: skip
+                if not why:
+                    yield inner, status
+                elif odd is not None:
+                    odd.append(f"{inner!r}: {why}")
 
 
 def _batches(

@@ -114,6 +114,8 @@ def _counted(jit: str, name: str, module: Any) -> None:
 def _name_in(args: tuple[Any, ...]) -> str:
     """Return the name of what is compiled, from the first argument that has one."""
     for argument in args:
+        if op := getattr(getattr(argument, "variant", None), "op", ""):  # a request of jitkern's
+            return f"`{op}`"
         for found in (argument, getattr(argument, "fn", None), getattr(argument, "py_func", None)):
             name = getattr(found, "__name__", "")
             if isinstance(name, str) and name:
@@ -257,6 +259,20 @@ def _use_drop_ins(cpp_extension: Any) -> None:
     cpp_extension.load, cpp_extension.load_inline = jitkern.load, jitkern.load_inline
 
 
+def _tell_of_frozen(build: Any) -> None:
+    """Have jitkern's own refusals told as those of other JITs."""
+    made = build.not_cached
+
+    @functools.wraps(made)
+    def not_cached(variant: Any, *rest: Any) -> Any:
+        error = made(variant, *rest)
+        if message := events.begins("jitkern", f"`{variant.op}`", _asked_at()):
+            error.args = (f"{message}\n{error}",)
+        return error
+
+    build.not_cached = not_cached
+
+
 def _patches() -> dict[str, list[Callable[[Any], object]]]:
     """Return what is done to each module once it is loaded."""
     patches: dict[str, list[Callable[[Any], object]]] = {
@@ -265,6 +281,7 @@ def _patches() -> dict[str, list[Callable[[Any], object]]]:
         "torch._inductor.codecache": [_need_no_header],
         "torch._inductor.cpp_builder": [_name_compiler_alike],
         "torch.utils.cpp_extension": [_use_drop_ins],
+        "jitkern.jit.build": [_tell_of_frozen],
     }
     for jit in jits.JITS:
         for place in jit.compiles:

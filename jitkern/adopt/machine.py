@@ -98,10 +98,12 @@ def _program_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     """Return the program of a command, and its Python.
 
     That is the program, or the Python of its first line, or the first on PATH. Raises
-    FileNotFoundError.
+    FileNotFoundError and PermissionError.
     """
     path = environment.get("PATH")
     program = shutil.which(command[0], path=path)
+    if program is None and Path(command[0]).exists():
+        raise PermissionError(13, "it may not be executed", command[0])
     if program is None:
         raise FileNotFoundError(2, "there is no such command", command[0])
     if _PYTHON.fullmatch(Path(program).name):

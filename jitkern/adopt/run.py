@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,8 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 
+_LEFT = 86400.0  # seconds
+_ROOM = 1 << 16  # bytes that a cache must have room for
 EVERY = 300.0  # seconds between two times that what is new is kept, while the command runs
 SETTLED = 10.0  # seconds without a change before a file counts as whole, while the command runs
 _HERE = Path(__file__).parent
@@ -109,6 +112,7 @@ class Run:
             newest = {folder.path: start.newest(str(folder.path)) for folder in self.folders}
             self.keep()
             folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
+            _sweep_beside(Path(command.scratch))
             self._leave_note(newest)
             happened = _events(command.scratch)
         finally:
@@ -262,16 +266,24 @@ def _events(scratch: str) -> list[dict[str, Any]]:
     return [event for event in events_of if isinstance(event, dict)]
 
 
+def _sweep_beside(scratch: Path) -> None:
+    """Delete what runs have left that were killed, days ago."""
+    for path in scratch.parent.glob("jitkern-run-*-*"):
+        with contextlib.suppress(OSError):
+            old = time.time() - path.stat().st_mtime > _LEFT
+            if old and not Path("/proc", path.name.split("-")[2]).exists():
+                atomic.delete(path)
+
+
 def _writable_cache() -> Cache:
     """Return the cache of the settings, or a private one above it if it cannot be written."""
     cache = jit.active_cache.open_cache()
     try:
-        if os.access(cache.root / VERSION, os.W_OK):
+        with cache.staging() as staging:  # which makes the root
+            (staging / "room").write_bytes(bytes(_ROOM))
             return cache
-        with cache.staging():  # which makes the root
-            return cache
-    except CacheError as e:
-        private = jit.active_cache.use_temporary(e)
-        return Cache.private(
-            (cache.root, *cache.layers), verify=private.verify, rules=private.rules
-        )
+    except (CacheError, OSError) as e:
+        why = e if isinstance(e, CacheError) else cache.write_error(e)
+        if getattr(why, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+            jit.active_cache.use_temporary(why)
+        return Cache.private((cache.root, *cache.layers), verify=cache.verify, rules=cache.rules)

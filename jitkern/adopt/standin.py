@@ -70,23 +70,22 @@ class NinjaBuild:
                 path = place + path[len(anchor) :]
         return os.path.normpath(os.path.join(self.folder, path))
 
-    def is_fresh(self) -> bool:
-        """Return whether the last build, here or elsewhere, is what a build would make now."""
+    def stale(self) -> str:
+        """Return why the last build, here or elsewhere, would give something else now, or ""."""
         try:
             record = _read(os.path.join(self.beside, jits.RECORD))
             read = {self._found(path): digest for path, digest in record["read"].items()}
-            made = [self._found(path) for path in record["made"]]
-            return (
-                record["text"] == self._text
-                and all(map(os.path.isfile, made))
-                and self._unshadowed(read)
-                and self._same(read, record["compilers"])
-            )
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            return False
+            lacking = [
+                path for path in map(self._found, record["made"]) if not os.path.isfile(path)
+            ]
+            if record["text"] != self._text or lacking:
+                return f"{lacking[0]} is not there" if lacking else "its build.ninja differs"
+            return self._shadowed(read) or self._changed(read, record["compilers"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+            return f"there is no record of its last build ({type(e).__name__})"
 
-    def _same(self, read: dict[str, str], compilers: dict[str, str]) -> bool:
-        """Return whether files have these digests, and compilers that are here these versions.
+    def _changed(self, read: dict[str, str], compilers: dict[str, str]) -> str:
+        """Return which file has another digest, or which compiler here another version, or "".
 
         Files that are as they were last time are not read.
         """
@@ -98,13 +97,13 @@ class NinjaBuild:
         for name, stamp in now.items():
             asked = _version if name in here else _digest
             if seen.get(name) != stamp and asked(name) != stamp[-1]:
-                return False
+                return f"{name} differs"
         if now != seen:
             _write(os.path.join(self.beside, SEEN), now)
-        return True
+        return ""
 
-    def _unshadowed(self, read: dict[str, str]) -> bool:
-        """Return whether no header lies where it would be found before one that was read."""
+    def _shadowed(self, read: dict[str, str]) -> str:
+        """Return which header lies where it would be found before one that was read, or ""."""
         roots = [os.path.normpath(os.path.join(self.folder, root)) for root in self._includes]
         first = (
             earlier + path[len(root) :]
@@ -113,7 +112,8 @@ class NinjaBuild:
             if path.startswith(f"{root}{os.sep}")
             for earlier in roots[:number]
         )
-        return not any(path not in read and os.path.exists(path) for path in first)
+        new = (path for path in first if path not in read and os.path.exists(path))
+        return next((f"{path} is new" for path in new), "")
 
     def keep_record(self, ninja: str, file: str, started: float) -> None:
         """Write down what a finished build depends on, if that can be told."""
@@ -160,12 +160,13 @@ def main() -> int:
     if not file:
         return _exec(real, name, arguments)
     build = NinjaBuild(folder, file)
-    if build.is_fresh():
+    why = build.stale()
+    if not why:
         events.note(served="ninja", what=build.beside)
         sys.stdout.write("ninja: no work to do.\n")
         return 0
     started = time.time()
-    code = _compile(real, name, arguments, build.beside)
+    code = _compile(real, name, arguments, f"{build.beside}, since {why}")
     if real and not code:
         build.keep_record(real, os.path.abspath(file), started)
     return code

@@ -8,6 +8,7 @@ told, `run` and all that it needs is not imported; otherwise while the command r
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import jitkern._command as command_room
@@ -29,10 +30,7 @@ class RunningCommand(command_room.ChildCommand):
         self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
     ) -> None:
         """Start it. environment: also says where the caches are. Raises OSError."""
-        temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108
-        place = temporary if os.path.isdir(temporary) else environment[events.CACHES]
-        self.scratch = f"{place}/jitkern-run-{os.urandom(8).hex()}"
-        os.mkdir(self.scratch, 0o700)
+        self.scratch = _made(environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES])  # noqa: S108
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}
         own = {
             events.FOLDER: self.scratch,
@@ -50,6 +48,20 @@ class RunningCommand(command_room.ChildCommand):
         except OSError:
             pass  # a process that outlives the command notes something right now
         super().close()
+
+
+def _made(*places: str) -> str:
+    """Make a folder of our own in the first of these places that takes it. Raises OSError."""
+    name = f"jitkern-run-{os.getpid()}-{os.urandom(8).hex()}"
+    *others, last = (f"{place}/{name}" for place in places)
+    for path in others:
+        try:
+            os.mkdir(path, 0o700)
+        except OSError:
+            continue
+        return path
+    os.mkdir(last, 0o700)
+    return last
 
 
 def note_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -116,8 +128,9 @@ def begin(arguments: Sequence[str]) -> int | None:
     environment.update({name: value for kind, name, value in told if kind == "set"})
     folders = [(name, int(value)) for kind, name, value in told if kind == "folder"]
     [program] = [name for kind, name, _ in told if kind == "program"]
-    if any(os.path.isdir(name) != bool(before) for name, before in folders):
-        return None
+    for name, before in folders:
+        if os.path.isdir(name) != bool(before) or (before and not os.access(name, os.W_OK)):
+            return None
     command = RunningCommand(program, words, environment, mode)
     begun.append(command)
     code = command.wait(command.started + SOON)
@@ -127,9 +140,12 @@ def begin(arguments: Sequence[str]) -> int | None:
     for name, before in folders:
         if before:
             os.utime(f"{name}.json")  # it is in use
-    if not {"-q", "--quiet"}.intersection(arguments[: len(arguments) - len(words)]):
-        os.write(2, b"jitkern: compiled: nothing\n")
     begun.pop().close()
+    if sys.stderr and not {"-q", "--quiet"}.intersection(arguments[: len(arguments) - len(words)]):
+        try:  # noqa: SIM105  contextlib would take longer to import
+            os.write(2, b"jitkern: compiled: nothing\n")
+        except OSError:
+            pass  # nobody reads it
     return code
 
 

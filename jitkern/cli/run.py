@@ -8,12 +8,15 @@ a program compiles becomes entries of the cache. Variables that are set already 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 from jitkern import adopt, cache_tools, config, remote
 from jitkern._command import end_as
 from jitkern.adopt.run import Report
+from jitkern.cache_tools.check import counted
 from jitkern.cli.output import say
 from jitkern.cli.parser import command_in, file_to_read, take_command
 from jitkern.cli.remote.connection import connected, writable
@@ -48,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         this = adopt.run.Run(command, mode=args.mode or "", tell=say)
         report = this.execute()
-    except FileNotFoundError as e:
-        say(f"cannot run {command[0]}: {e.strerror}")
-        return 127
+    except (FileNotFoundError, PermissionError) as e:
+        say(f"cannot run {command[0]!r}: {e.strerror}")
+        return 127 if isinstance(e, FileNotFoundError) else 126
     if args.report:
         _write(report, args.report)
-    if args.level >= 0:
-        _tell(report)
+    if args.level >= 0 and sys.stderr:
+        with contextlib.suppress(OSError):  # nobody reads it
+            _tell(report)
     if args.push:
         _push(this, args)
     return end_as(report.code)
@@ -65,9 +69,9 @@ def _tell(report: Report) -> None:
     tools = [f"{tool} {n} ({seconds:.1f} s)" for tool, (n, seconds) in report.by_tool.items()]
     parts = [f"compiled: {', '.join(tools) or 'nothing'}"]
     parts += [f"refused: {len(report.refused)}"] * bool(report.refused)
-    parts += [f"laid: {report.laid} files"] * bool(report.laid)
+    parts += [f"from the cache: {counted(report.laid, 'file')}"] * bool(report.laid)
     parts += [f"builds served: {report.served}"] * bool(report.served)
-    parts += [f"kept: {report.kept} files"] * bool(report.kept)
+    parts += [f"kept: {counted(report.kept, 'file')}"] * bool(report.kept)
     say("; ".join(parts), code="")
 
 

@@ -193,6 +193,8 @@ def triton_kernel(
 def _module(name: str) -> tuple[Path, str]:
     """Return the file and the package of a module, without an import. Raises DeclarationError."""
     top, *rest = name.split(".") if name else [""]
+    if top == "__main__":
+        raise DeclarationError("`__main__` is not found by its name: pass the function itself")
     spec = importlib.util.find_spec(top) if top else None
     for number, _ in enumerate(rest, 1):
         full = ".".join([top, *rest[:number]])

@@ -118,8 +118,8 @@ def patch_triton(*packages: str | ModuleType) -> TritonPatch:
     `undo()`, or to the end of a `with`. Raises TypeError for what is not a package.
     """
     names = tuple(p.__name__ if isinstance(p, ModuleType) else p for p in packages)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise TypeError("patch_triton takes packages: modules or their names")
+    if not names or not all(str(name).replace(".", "").isidentifier() for name in names):
+        raise TypeError(f"patch_triton takes packages: modules or their names, got {packages}")
     patch = TritonPatch(names)
     if not _patches:
         for kind in _launchers():

@@ -91,6 +91,7 @@ def carry(cache_dir, to, tmp_path):
         ("exit 7", 7),
         ("kill -TERM $$", -signal.SIGTERM),
         ("kill -KILL $$", -signal.SIGKILL),
+        ("kill -PIPE $$", -signal.SIGPIPE),  # Python ignores it, and so would its children
     ],
 )
 def test_the_command_ends_as_it_would_alone(run, script, code):
@@ -126,6 +127,28 @@ def test_no_command_and_an_unknown_one_are_told(run):
     assert run(command=("no-such-program",)).returncode == 127
     assert "no-such-program" in run(command=("no-such-program",)).stderr
     assert run(command=()).returncode == 2
+    done = run(command=("/etc/passwd",))
+    assert (done.returncode, "may not be executed" in done.stderr) == (126, True)
+
+
+def test_a_script_without_a_first_line_is_run_by_a_shell(run, folder):
+    (folder / "plain").write_text("exit 4\n")
+    (folder / "plain").chmod(0o755)
+    assert run(command=("./plain",)).returncode == 4
+
+
+def test_nobody_may_read_what_a_run_tells(run):
+    for _ in range(2):  # the second one by a note
+        for options, redirection in (((), "2>&-"), ((), "2>/dev/full"), (("-q",), "2>&-")):
+            words = (sys.executable, "-m", "jitkern", "run", *options, "--", "sh", "-c", "'exit 3'")
+            told = subprocess.run(" ".join((*words, redirection)), shell=True, check=False)
+            assert told.returncode == 3
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "JITKERN_CACHE_DIR"])
+def test_a_place_that_takes_nothing_costs_no_run(run, variable):
+    done = run(command=("sh", "-c", "exit 3"), **{variable: "/proc"})
+    assert done.returncode == 3 and "Traceback" not in done.stderr
 
 
 def test_a_variable_of_the_user_wins(run, tmp_path):
@@ -161,6 +184,7 @@ def test_an_edited_file_is_compiled_again_or_refused(run, cache_dir, folder, edi
     assert refused.returncode != 0
     assert "43" not in refused.stdout
     assert "jitkern run --frozen: ninja compiles" in refused.stderr
+    assert f"{folder / edited} differs" in refused.stderr or edited == "answer.c"  # of a new name
     assert "Prepare it where compilers may run, with `jitkern run -- " in refused.stderr
     assert json.loads((folder / "report.json").read_text())["refused"][0]["tool"] == "ninja"
     assert run().stdout == "43\n"
@@ -307,13 +331,22 @@ def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
 
 
 @pytest.mark.long
-def test_what_was_cleared_is_kept_again(run, cache_dir):
+def test_what_was_cleared_is_compiled_again(run, cache_dir):
     run()
     clear = [sys.executable, "-m", "jitkern", "cache", "clear", "--yes"]
     subprocess.run(clear, check=True, capture_output=True)
-    assert not [*cache_dir.glob("v1/*/run.tvm_ffi*")]
+    assert not [*cache_dir.glob("v1/*/run.tvm_ffi*"), *cache_dir.glob("v1/run/*/tvm_ffi*")]
+    assert run("--frozen").returncode != 0
+    assert "kept: 3 files" in run().stderr
+
+
+@pytest.mark.long
+def test_what_was_evicted_is_kept_again_once(run, cache_dir):
+    run()
+    for entry in cache_dir.glob("v1/*/run.tvm_ffi*"):
+        shutil.rmtree(entry)
     assert "kept: 3 files" in run("--frozen").stderr
-    assert "kept" not in run("--frozen").stderr
+    assert "kept" not in run("--frozen", "--report", "report.json").stderr
 
 
 @pytest.mark.long
@@ -389,6 +422,9 @@ def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):
     folder.mkdir(parents=True)
     (folder / "kernel.cubin").write_bytes(b"cubin")
     (folder / "kernel.lock").write_bytes(b"")
+    (folder / "link").symlink_to("kernel.cubin")
+    (folder / "odd\nname").write_bytes(b"odd")
+    (folder.parent / "README").write_bytes(b"no kernel")
     words = [
         sys.executable,
         "-m",
@@ -401,7 +437,12 @@ def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     [told] = json.loads(done.stdout)["adopted"]
-    assert (told["files"], told["bytes"], told["left_out"]) == (1, 5, [])
+    assert (told["files"], told["bytes"]) == (1, 5)
+    assert told["left_out"] == [
+        "'ABCDEF/link': it is no regular file",
+        "'ABCDEF/odd\\nname': its name is not printable",
+        "README: it is in no folder that triton makes",
+    ]
     show = (
         "import os, pathlib; print(*pathlib.Path(os.environ['TRITON_CACHE_DIR']).rglob('*.cubin'))"
     )

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from jitkern import cache_tools, config
+from jitkern import adopt, cache_tools, config
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, duration, named, opened, size, wanted
 from jitkern.cli.output import agreed, print_json
@@ -74,6 +74,7 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
     paths = [path for path, _ in going]
     if not args.dry_run:
         paths = cache_tools.remove(opened(), paths)
+        adopt.folders.forget(opened())
         sizes = dict(going)
         total = sum(sizes[path] for path in paths)
         done = f"{verb.removesuffix('e')}ed {counted(len(paths), 'entry')}, {human_bytes(total)}"
