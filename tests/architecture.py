@@ -37,7 +37,7 @@ BUDGETS = {
     "compilers": 5383,
     "loading": 645,
     "jit": 825,
-    "adopt": 1708,
+    "adopt": 1709,
     "launch": 3280,
     "trace": 2802,
     "runtime": 3260,

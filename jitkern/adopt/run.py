@@ -270,8 +270,9 @@ def _sweep_beside(scratch: Path) -> None:
     """Delete what runs have left that were killed, days ago."""
     for path in scratch.parent.glob("jitkern-run-*-*"):
         with contextlib.suppress(OSError):
-            old = time.time() - path.stat().st_mtime > _LEFT
-            if old and not Path("/proc", path.name.split("-")[2]).exists():
+            status = path.lstat()
+            ours = status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LEFT
+            if ours and not Path("/proc", path.name.split("-")[2]).exists():
                 atomic.delete(path)
 
 
