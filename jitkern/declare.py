@@ -177,6 +177,8 @@ def _declare(schema: str, declaration: Declaration, execution: types.CodeType | 
         of_one_file = _file_of(op.place) == _file_of(declaration.place)
         if of_one_file and len(modules) == 2 and "`__main__`" in modules:
             remedy = "a script is imported, too: put its ops into a module of their own"
+        elif not of_one_file and len(modules) == 1:
+            remedy = f"first in {_file_of(op.place)}: two copies of the package are on sys.path"
         raise DeclarationError(
             f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: {remedy}"
         )

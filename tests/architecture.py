@@ -26,7 +26,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1506,
+    "beside": 1508,
     "files": 447,
     "config": 1012,
     "cache": 1930,
