@@ -41,8 +41,10 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     rows = [*_rows(args.jit)]
-    if args.folder and (len(rows) != 1 or not args.folder.is_dir()):
-        raise UsageError("--from needs the name of one JIT, and an existing folder")
+    if args.folder and len(rows) != 1:
+        raise UsageError("--from is the folder of one JIT: name it, as in jitkern adopt triton")
+    if args.folder and not args.folder.is_dir():
+        raise UsageError(f"--from {args.folder}: there is no such folder")
     machine = adopt.machine.machine_of([args.python], config.current().environment)
     cache = Cache.private() if args.dry_run else opened(new=True)
     found = []
