@@ -33,7 +33,7 @@ BUDGETS = {
     "source": 4098,
     "cache_tools": 1830,
     "remote": 2311,
-    "calls": 749,
+    "calls": 752,
     "compilers": 5383,
     "loading": 645,
     "jit": 825,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ _OWN: dict[str, tuple[type, ...]] = {  # the types of which Torch hands argument
 }  # fmt: skip
 _OWN |= {f"Optional[{name}]": (*types, type(None)) for name, types in _OWN.items()}
 _CHANGED = {"T": "W", "t": "w", "L": "V"}
+GENERATED = re.compile("_[0-9a-f]{8}$")  # the end of the name of an op whose schema jitkern wrote
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 
@@ -123,9 +125,10 @@ class Signature:
                 return args, kwargs
         for position, name in self._required:
             if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
+                written = not GENERATED.search(self.name)
                 raise LaunchError(
                     f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
-                    f"tensor, or write `Tensor? {name}` in the schema"
+                    "tensor" + f", or write `Tensor? {name}` in the schema" * written
                 )
         if len(args) == self._positional and len(args) + len(kwargs) == len(self.arguments):
             return args, kwargs

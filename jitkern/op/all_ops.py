@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import (
+    calls,
     mega_cache,  # noqa: F401  registers itself: an import of ops can load a mega-cache
     op as op_room,
 )
@@ -157,12 +157,11 @@ def ops_named(name: str) -> list[Op]:
 
     The digest at the end of the name of a pointwise function's op may be left out.
     """
-    digest = re.compile("_[0-9a-f]{8}$")
     return [
         op
         for op in all_ops().values()
         if op.name in (name, f"jitkern::{name}")
-        or digest.sub("", op.name) == name
+        or calls.signature.GENERATED.sub("", op.name) == name
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")
     ]

@@ -15,7 +15,7 @@ from test_table import variant_for
 
 import jitkern
 from jitkern import compose, jit, pointwise
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, LaunchError
 from jitkern.runtime import binding
 from jitkern.target import Target
 
@@ -489,6 +489,11 @@ def test_a_default_of_another_kind_than_its_annotation():
             DeclarationError, match=f"annotated {kind.__name__} and has the default"
         ):
             pointwise(whole)
+
+
+def test_none_for_a_tensor_is_refused_without_word_of_a_schema():
+    with pytest.raises(LaunchError, match="argument `y`, and got None; pass a tensor$"):
+        pointwise(lambda x, y: x + y)(torch.ones(2), None)
 
 
 def test_a_function_that_returns_nothing_is_refused():
