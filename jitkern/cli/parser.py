@@ -78,6 +78,9 @@ class Parser(argparse.ArgumentParser):
         near = meant(wrong, known)
         if self._subparsers and wrong.startswith("-"):
             near = "; the options of a command follow its name"
+        option = "--to" if "://" in wrong else "--op"
+        if not wrong.startswith("-") and option in self._option_string_actions:
+            near = f"; did you mean {option} {unknown[0]}?"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
 

@@ -9,8 +9,9 @@ from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import at_least_one, file_to_read
+from jitkern.cli.parser import UsageError, at_least_one, file_to_read
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
+from jitkern.config import values
 from jitkern.remote.publish import KEEP, Pushed
 
 
@@ -86,6 +87,9 @@ def run_push(args: argparse.Namespace) -> int:
 
 
 def run_pull(args: argparse.Namespace) -> int:
+    for name in map(values.without_password, args.packages):
+        if "://" in name:
+            raise UsageError(f"`{name}` is not a package; did you mean --from {name}?")
     url = url_of(args.url)
     keys = remote.trust.keys_for(url, config.current())
     with connected(url) as store:
