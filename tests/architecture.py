@@ -46,7 +46,7 @@ BUDGETS = {
     "dropin": 558,
     "composition": 4038,
     "prewarming": 1917,
-    "devtools": 1026,
+    "devtools": 1038,
     "inference": 32,
     "service": 1614,
     "cli": 3492,

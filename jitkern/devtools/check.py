@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
 from jitkern import config, launch, runtime
 from jitkern.cache_tools.check import counted
@@ -29,6 +31,8 @@ _SMALL = 1e-3  # numbers of 16 bits that are all smaller may be what is left of 
 _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a second
 _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
+_AFTER_FAILED = "not tried after a failed check"
+_MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
 
 
 class OpCheck(NamedTuple):
@@ -69,16 +73,20 @@ def checks_of(op: Op, devices: Sequence[str]) -> Iterator[OpCheck]:
             yield row
         untried = ""
         if any(row.ok is False for row in rows):  # it would fail again
-            untried = "not tried after a failed check"
+            untried = _AFTER_FAILED
         elif op.declaration.reference and not any(row.ok for row in rows):
             untried = f"no kernel ran: {rows[0].note}"  # it would see the reference alone
         if untried:
             yield OpCheck(op.name, device, "", "opcheck", None, untried)
             continue
-        yield _row(op, device, "", "opcheck", _opcheck, samples)
-        if op.gradient:
-            yield _row(op, device, "", "gradient", _gradient, samples)
-            yield _row(op, device, "", "gradcheck", _gradcheck, samples)
+        row = _row(op, device, "", "opcheck", _opcheck, samples)
+        yield row
+        for check in (_gradient, _gradcheck) if op.gradient else ():
+            name = check.__name__[1:]
+            if row.ok is False:
+                yield OpCheck(op.name, device, "", name, None, _AFTER_FAILED)
+            else:
+                yield _row(op, device, "", name, check, samples)
 
 
 def _row(
@@ -415,6 +423,7 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
                 torch.library.opcheck(op.overload, leaves(op, args), kwargs)
         except Exception as e:
             text = str(e).removeprefix("opcheck(op, ...): ").partition(" (scroll up for stack")[0]
+            text = _MUTATED.sub(r"\g<0>: write `Tensor(a!) \1` in the schema, or copy it", text)
             raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1
     return f"{count} of {counted(len(samples), 'sample')}"
@@ -520,5 +529,8 @@ def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
     for sample in fitting:
         args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
         inputs = leaves(op, args)
-        torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), inputs, fast_mode=True)
+        try:
+            torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), inputs, fast_mode=True)
+        except GradcheckError as e:  # more than its beginning is long
+            raise AssertionError(str(e).partition("\n\n")[0]) from e
     return f"{len(fitting)} of {counted(len(samples), 'sample')}"

@@ -158,3 +158,22 @@ def test_without_a_compiler_nothing_is_checked():
         rows = rows_of(twice, X, backward=lambda grad: 2 * grad)
     assert [row.ok for row in rows.values()] == [None] * len(rows)
     assert rows["opcheck"].note.startswith("no kernel ran: ")
+
+
+def test_a_changed_argument_has_a_remedy_and_no_gradient():
+    def changing(k, x):
+        out = 2 * x
+        x += 1
+        return out
+
+    rows = rows_of(changing, X, backward=lambda grad: 2 * grad)
+    assert "was mutated: write `Tensor(a!) x` in the schema, or copy it" in rows["opcheck"].note
+    for name in ("gradient", "gradcheck"):
+        assert (rows[name].ok, rows[name].note) == (None, "not tried after a failed check")
+
+
+def test_a_wrong_gradient_in_float64_is_told_shortly():
+    rows = rows_of(one_wrong(1), X.double(), backward=lambda grad: 3 * grad)
+    first, *numbers = rows["gradcheck"].note.splitlines()
+    assert (rows["gradcheck"].ok, "Jacobian mismatch" in first) == (False, True)
+    assert [line.partition(":")[0] for line in numbers] == ["numerical", "analytical"]
