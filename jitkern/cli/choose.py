@@ -37,6 +37,9 @@ _NO_KERNEL_FILE = (
 )
 
 
+_MOST = 3  # ops that a message lists
+
+
 class UnknownOp(UsageError):
     """No op, namespace or package has this name."""
 
@@ -98,9 +101,9 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
         named = text.strip().endswith(")")
         fitting = [op for op in ops if not named or f"::{op.name}".endswith(f"::{name}")]
         if len(fitting) != 1:
-            found = f"{len(fitting)} of the chosen ops fit" if named else "name the op"
             raise UsageError(
-                f"--call `{text}`: {found}; write OP(ARGS), as in `softmax(f16[64, 1000])`"
+                f"--call `{text}`: {_misnamed(name, ops, len(fitting)) if named else 'name the op'}"
+                "; write OP(ARGS), as in `softmax(f16[64, 1000])`"
             )
         spelling = inside if named else text
         for sample in calls.samples.spelt(fitting[0].signature, [spelling]):
@@ -112,6 +115,15 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
         for op in ops
         if op.name in spellings
     ]
+
+
+def _misnamed(name: str, ops: list[Op], fitting: int) -> str:
+    """Return how many ops fit a name, with the near one, or else the chosen ones, if few."""
+    known = [op.name.removeprefix("jitkern::") for op in ops]
+    short = {one.partition("::")[2]: one for one in known if "::" in one}
+    near = "" if fitting else meant(name, {**dict.fromkeys(known), **short})
+    few = f", which are {', '.join(known)}" if not near and len(known) <= _MOST else ""
+    return f"{fitting} of the chosen ops fit{few}{near}"
 
 
 def _import_installed() -> dict[str, str]:

@@ -423,7 +423,12 @@ def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatc
         (("prewarm", "vec_add", "--call", "f61[8], f16[8]"), 2, "; dtypes are f16, "),
         (("prewarm", "vec_add", "--call", "f16[8], 5"), 2, "`5` does not describe a tensor"),
         (("prewarm", "vec_add", "--call", "f16[8]"), 2, "got no y for jitkern::vec_add("),
-        (("prewarm", "vec_add", "--call", "softmax(f16[8])"), 2, "0 of the chosen ops fit"),
+        (
+            ("prewarm", "vec_add", "--call", "softmax(f16[8])"),
+            2,
+            "0 of the chosen ops fit, which are vec_add; write",
+        ),
+        (("prewarm", "--call", "sofmax(f16[8])"), 2, "ops fit; did you mean softmax?; write"),
         (("init", "not-a-name"), 2, "not a usable module name"),
         (("init", "json"), 2, "not a usable module name"),
     ],
