@@ -7,6 +7,7 @@ same.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     command = command_in(args, "record")
-    output = args.output.absolute()
+    output = Path(os.path.normpath(args.output.absolute()))
+    new = not output.exists()
     try:
         output.open("ab").close()  # fails now, and not after a long run
     except OSError as e:
@@ -46,9 +48,13 @@ def run(args: argparse.Namespace) -> int:
     except OSError as e:
         say(f"cannot run {command[0]}: {e.strerror}")
         return 127
+    finally:
+        if new and output.is_file() and not output.stat().st_size:
+            output.unlink()
     status = status if status >= 0 else 128 - status
     calls = len({*output.read_bytes().splitlines()}) if output.is_file() else 0
-    print(f"{counted(calls, 'call')} in {output}: jitkern prewarm --from {output}", file=sys.stderr)
+    found = f"{counted(calls, 'call')} in {output}: jitkern prewarm --from {output}"
+    print(found if calls else "no calls were recorded", file=sys.stderr)
     if args.json:
         print_json(calls=calls, file=str(output), status=status)
     return status

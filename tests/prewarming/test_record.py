@@ -121,6 +121,18 @@ def test_a_file_that_record_cannot_write_is_told_before_the_run(cli, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_program_without_calls_leaves_no_file(cli, tmp_path):
+    wanted, folder = tmp_path / "calls", tmp_path / "folder"
+    folder.mkdir()
+    for program, status in (("false", 1), ("/nonexistent/program", 127)):
+        code, _, err = cli("record", "-o", f"{folder}/../calls", "--", program)
+        assert (code, wanted.exists(), "--from" in err) == (status, False, False), err
+    assert cli("record", "-o", str(wanted), "--", "false")[2] == "no calls were recorded\n"
+    wanted.write_text(recorded_line("a::b", 1))
+    _, _, err = cli("record", "-o", f"{folder}/../calls", "--", "false")
+    assert err == f"1 call in {wanted}: jitkern prewarm --from {wanted}\n"
+
+
 def recorded_line(op, args, device="cpu", kind="cc"):
     tensor = {"tensor": "float32", "shape": [4], "stride": [1], "offset": 0}
     fields = {"op": op, "module": "", "device": device, "kind": kind, "args": [tensor] * args}
