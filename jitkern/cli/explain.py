@@ -222,7 +222,10 @@ def found(text: str) -> list[tuple[Row, Entry]]:
     """Return the entries that a text names. Raises UsageError if it names none."""
     matches = cache_tools.find(opened(), text)
     if not matches:
-        raise UsageError(f"no entry of {config.current().cache_dir} matches `{text}`")
+        raise UsageError(
+            f"no entry of {config.current().cache_dir} matches `{text}`; name one by its digest, "
+            "as `jitkern cache ls` prints it"
+        )
     return matches
 
 

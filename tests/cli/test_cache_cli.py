@@ -346,9 +346,11 @@ def test_show_refuses_a_text_of_several_entries(put, cli):
         code, out, err = cli("cache", "show", text)
         assert (code, out, len(err.splitlines())) == (2, "", 11)
         assert "names 12 entries:" in err and "by its digest" in err
+        assert "`jitkern cache ls --op mylib::a` prints all" in err
     alone = entries[0].path.name
     assert cli("cache", "show", alone)[1].splitlines()[0] == str(entries[0].path)
-    assert cli("cache", "show", "mylib")[0] == 2
+    code, _, err = cli("cache", "show", "mylib")
+    assert (code, "by its digest, as `jitkern cache ls` prints it" in err) == (2, True)
     assert cli("cache", "ls", "--target", "x86_46")[2].count("did you mean x86_64?") == 1
 
 

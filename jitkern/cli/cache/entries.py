@@ -97,10 +97,13 @@ def run_show(args: argparse.Namespace) -> int:
     matches = found(args.entry)
     names = {f"{row.target}/{entry.path.name}": None for row, entry in matches}  # in several layers
     if len(names) > 1:
+        ops = {row.op for row, _ in matches}
+        option = f" --op {ops.pop().removeprefix('jitkern::')}" if len(ops) == 1 else ""
         raise UsageError(
             "\n  ".join([f"`{args.entry}` names {len(names)} entries:", *list(names)[:MOST]])
-            + f"\n  and {len(names) - MOST} more: `jitkern cache ls`" * (len(names) > MOST)
-            + "\nname one of them by its digest, the digits after the last `-`"
+            + f"\n  and {len(names) - MOST} more" * (len(names) > MOST)
+            + "\nname one of them by its digest, the digits after the last `-`; "
+            f"`jitkern cache ls{option}` prints all"
         )
     if args.json:
         print_json(
