@@ -18,9 +18,12 @@ import torch
 from helpers import REPOSITORY, last_json
 
 from jitkern import cli as commands, config
+from jitkern.cli.output import Progress
+from jitkern.cli.prewarm.report import Failures
 from jitkern.errors import NotCached
 from jitkern.op.all_ops import all_ops
 from jitkern.op.op import OPS
+from jitkern.prewarming.tasks import Result, Step
 
 PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = dict(
@@ -246,6 +249,19 @@ def test_a_failure_begins_with_its_line_and_is_told_once(package):
     assert any(f"the same error as of {name}::scale f" in line for line in lines)
     assert f"{name}::scale     cpu  4 failed" in shown(text)
     assert f"{name}::add_relu  cpu  4 kernels" in shown(text)
+
+
+def test_an_error_of_several_calls_is_told_with_their_number(capsys):
+    failures = Failures(Progress(quiet=True))
+    for variant in ("", "f32", ""):
+        result = Result("a::f", variant, "cpu", "failed", reason="a::f is wrong")
+        failures.step(Step(1, 3, "", finished=True, result=result))
+    failures.rest([])
+    assert capsys.readouterr().err.splitlines() == [
+        "a::f is wrong",
+        "jitkern: the same error as of a::f cpu: f32",
+        "jitkern: the same error in 1 more group of calls of a::f cpu",
+    ]
 
 
 @pytest.mark.long

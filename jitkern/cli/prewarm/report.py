@@ -47,9 +47,12 @@ class Failures:
             if result.status == "failed" and result not in self._shown:
                 self._note(result)
         for first, *others in self._alike.values():
-            names = [_name_of(result, first) for result in others]
+            own = _name_of(first)
+            names = [_name_of(r, first) for r in others if _name_of(r) != own]
             if names:
-                say(f"the same error as of {_name_of(first)}: {', '.join(names)}")
+                say(f"the same error as of {own}: {', '.join(names)}")
+            if again := len(others) - len(names):
+                say(f"the same error in {counted(again, 'more group')} of calls of {own}")
 
     def _note(self, result: Result) -> None:
         self._shown.add(result)
