@@ -137,8 +137,7 @@ class Folder:
     def _known(self) -> dict[str, Any]:
         """Return the state, without files if entries are gone: what they had is new again."""
         state = self._state()
-        folders = [r / VERSION / self._target for r in (self._cache.root, *self._cache.layers)]
-        there = [n for n in state["entries"] if any((f / n).is_dir() for f in folders)]
+        there = _there(self._cache, self._target, state["entries"])
         return state if there == state["entries"] else {"entries": there, "files": {}}
 
     def _is_new(self, path: str, status: os.stat_result, known: Mapping[str, Any]) -> bool:
@@ -267,6 +266,12 @@ def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
         atomic.delete(use.path)
 
 
+def _there(cache: Cache, target: str, names: Iterable[str]) -> list[str]:
+    """Return those of the entries for a target that the root or a layer has."""
+    folders = [root / VERSION / target for root in (cache.root, *cache.layers)]
+    return [name for name in names if any((folder / name).is_dir() for folder in folders)]
+
+
 def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
@@ -276,9 +281,7 @@ def forget(cache: Cache) -> None:
     for path in (cache.root / VERSION / JITS).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             names = json.loads(path.read_bytes())["entries"]
-            if names and not any(
-                (cache.root / VERSION / path.parent.name / n).exists() for n in names
-            ):
+            if names and not _there(cache, path.parent.name, names):
                 atomic.delete(path.with_suffix(""))
                 atomic.delete(path)
 

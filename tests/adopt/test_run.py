@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools
+from jitkern.adopt import folders
 from jitkern.adopt.run import Run
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Manifest
@@ -415,6 +416,20 @@ def test_another_compiler_of_the_same_name_builds_again(run, tmp_path):
     assert "ninja compiles" in run("--frozen", **path).stderr
     compiler.unlink()
     assert run("--frozen", PATH="/usr/bin:/bin").returncode != 0  # that is another one, too
+
+
+def test_a_folder_that_a_layer_fills_outlasts_a_clear(tmp_path):
+    cache = Cache(tmp_path / "root", (tmp_path / "layer",), fsync=False)
+    state = tmp_path / "root" / "v1" / "run" / "cpu" / "triton-1.json"
+    state.with_suffix("").mkdir(parents=True)
+    state.write_text('{"entries": ["run.triton-2"], "files": {}}')
+    entry = tmp_path / "layer" / "v1" / "cpu" / "run.triton-2"
+    entry.mkdir(parents=True)
+    folders.forget(cache)
+    assert state.exists() and state.with_suffix("").exists()
+    entry.rmdir()
+    folders.forget(cache)
+    assert not state.exists() and not state.with_suffix("").exists()
 
 
 def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):

@@ -73,8 +73,9 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
         return refused
     paths = [path for path, _ in going]
     if not args.dry_run:
-        paths = cache_tools.remove(opened(), paths)
-        adopt.folders.forget(opened())
+        cache = opened()
+        paths = cache_tools.remove(cache, paths)
+        adopt.folders.forget(cache)
         sizes = dict(going)
         total = sum(sizes[path] for path in paths)
         done = f"{verb.removesuffix('e')}ed {counted(len(paths), 'entry')}, {human_bytes(total)}"
