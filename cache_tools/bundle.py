@@ -40,6 +40,7 @@ from jitkern.cache_tools.ustar import (
 )
 from jitkern.files import signature
 
+SUFFIXES = (".tar", ".tar.zst")  # of the names of bundles
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # bytes of all files of an entry, which are in memory together
 _BESIDE = 16 << 10  # bytes on the disk for the manifest of an entry, and what blocks waste
@@ -344,6 +345,6 @@ def _bytes(manifest: Manifest) -> int:
 
 def _is_compressed(path: Path) -> bool:
     """Return whether a bundle of this name is compressed. Raises BundleError for invalid names."""
-    if not path.name.endswith((".tar", ".tar.zst")):
+    if not path.name.endswith(SUFFIXES):
         raise BundleError(f"`{path}` is not a bundle name: expected NAME.tar or NAME.tar.zst")
     return path.suffix == ".zst"

@@ -31,13 +31,13 @@ BUDGETS = {
     "config": 1012,
     "cache": 1930,
     "source": 4098,
-    "cache_tools": 1830,
+    "cache_tools": 1831,
     "remote": 2311,
     "calls": 752,
     "compilers": 5383,
     "loading": 645,
     "jit": 825,
-    "adopt": 1709,
+    "adopt": 1712,
     "launch": 3280,
     "trace": 2802,
     "runtime": 3260,
@@ -49,7 +49,7 @@ BUDGETS = {
     "devtools": 1038,
     "inference": 32,
     "service": 1614,
-    "cli": 3526,
+    "cli": 3522,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

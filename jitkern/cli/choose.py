@@ -35,8 +35,6 @@ _NO_KERNEL_FILE = (
     "; only the package itself and each `kernel.py` in it were imported: name the module that "
     "declares its ops"
 )
-
-
 _MOST = 3  # ops that a message lists
 
 
@@ -119,9 +117,8 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
 
 def _misnamed(name: str, ops: list[Op], fitting: int) -> str:
     """Return how many ops fit a name, with the near one, or else the chosen ones, if few."""
+    near = "" if fitting else op_room.all_ops.meant_op(name, [op.name for op in ops])
     known = [op.name.removeprefix("jitkern::") for op in ops]
-    short = {one.partition("::")[2]: one for one in known if "::" in one}
-    near = "" if fitting else meant(name, {**dict.fromkeys(known), **short})
     few = f", which are {', '.join(known)}" if not near and len(known) <= _MOST else ""
     return f"{fitting} of the chosen ops fit{few}{near}"
 

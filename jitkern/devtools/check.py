@@ -435,9 +435,9 @@ def _problem_of_fake(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> str
     Torch hands its errors on as texts alone.
     """
     fake = op.declaration.fake
-    metas = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
     if not fake:
         return ""
+    metas = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
     try:
         fake(*metas, **kwargs)
     except Exception as e:  # noqa: BLE001  whatever its author's code raises

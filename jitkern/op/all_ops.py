@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,9 @@ def op_of(op: Any) -> Op:
     return declared
 
 
-def meant_op(name: str) -> str:
-    """The end of a message about a name that no op has; see `errors.meant`."""
-    known = {n: op for op in op_room.op.OPS for n in (op, op.partition("::")[2])}
+def meant_op(name: str, ops: Iterable[str] = ()) -> str:
+    """The end of a message about a name that no op has, or none of these; see `errors.meant`."""
+    known = {n: op for op in ops or op_room.op.OPS for n in (op, op.partition("::")[2])}
     near = nearest(name, known)
     shown = known.get(near, "") if "::" in name else known.get(near, "").removeprefix("jitkern::")
     return near and f"; did you mean {shown}?"

@@ -69,7 +69,9 @@ def run_pack(args: argparse.Namespace) -> int:
         say("--name, --version and --platform are for --wheel")
         return 2
     path = args.output
-    if not args.wheel and not (_is_bundle(path) and path.absolute().parent.is_dir()):
+    if not args.wheel and not (
+        path.name.endswith(bundle.SUFFIXES) and path.absolute().parent.is_dir()
+    ):
         say(f"`{path}` is no place for a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst")
         return 2
     cache = opened()
@@ -89,10 +91,6 @@ def run_pack(args: argparse.Namespace) -> int:
     if args.json:
         print_json(path=str(path), entries=packed, bytes=size)
     return 0
-
-
-def _is_bundle(path: Path) -> bool:
-    return path.name.endswith((".tar", ".tar.zst"))
 
 
 def run_unpack(args: argparse.Namespace) -> int:
