@@ -133,13 +133,13 @@ def call_site(file: str = "") -> str:
     return ""
 
 
-def defined_at(function: Callable[..., Any]) -> str:
+def defined_at(function: Callable[..., Any] | None) -> str:
     """The line where a function begins, as `kernel.py:12: `; "" if it is not of Python."""
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
-def error_site(e: BaseException, function: Callable[..., Any]) -> str:
+def error_site(e: BaseException, function: Callable[..., Any] | None) -> str:
     """The innermost line of the function's file that an error passed, else where it begins."""
     code = getattr(function, "__code__", None)
     place, trace = defined_at(function), e.__traceback__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from jitkern import config, launch, runtime
 from jitkern.cache_tools.check import counted
 from jitkern.calls.signature import tensors_in
 from jitkern.devtools.guard_bytes import GuardBytes
+from jitkern.devtools.op_check import OpCheck
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError, error_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
@@ -35,40 +37,31 @@ _AFTER_FAILED = "not tried after a failed check"
 _MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
 
 
-class OpCheck(NamedTuple):
-    """A row of results: `ok` is True or False, or None for what cannot be tried here.
+def checks_of(
+    op: Op, devices: Sequence[str], begin: Callable[[OpCheck], object] = lambda _: None
+) -> Iterator[OpCheck]:
+    """Yield a check for each source of the op, and Torch's checks, on each of these devices.
 
-    note: the reason, or a remark.
-    source: the kind of source, or "" for a check of the op as a whole.
+    begin: is called with each check that begins, as a row without a result.
     """
 
-    op: str
-    device: str
-    source: str
-    check: str
-    ok: bool | None
-    note: str
+    def row_of(device: str, kind: str, name: str, check: Callable[..., str], *rest: Any) -> OpCheck:
+        begin(OpCheck(op.name, device, kind, name, None, ""))
+        return _row(op, device, kind, name, check, *rest)
 
-
-def checks_of(op: Op, devices: Sequence[str]) -> Iterator[OpCheck]:
-    """Yield a check for each source of the op, and Torch's checks, on each of these devices."""
     for device, sources in op.sources.items():
         if not sources:
             continue
         if device not in devices:
             yield OpCheck(op.name, device, "", "reference", None, f"no {device} device here")
             continue
-        try:
-            samples = op.sample_inputs(device)
-        except Exception as e:  # noqa: BLE001  whatever its author's code raises
-            yield OpCheck(op.name, device, "", "samples", False, _told(e))
-            continue
-        if not samples:
-            yield OpCheck(op.name, device, "", "samples", False, "none: add `@op.samples`")
+        samples, problem = _samples(op, device)
+        if problem:
+            yield OpCheck(op.name, device, "", "samples", False, problem)
             continue
         rows = []
         for source in sources:
-            row = _row(op, device, source.kind, "reference", _reference, samples, device, source)
+            row = row_of(device, source.kind, "reference", _reference, samples, device, source)
             rows.append(row)
             yield row
         untried = ""
@@ -79,14 +72,26 @@ def checks_of(op: Op, devices: Sequence[str]) -> Iterator[OpCheck]:
         if untried:
             yield OpCheck(op.name, device, "", "opcheck", None, untried)
             continue
-        row = _row(op, device, "", "opcheck", _opcheck, samples)
+        row = row_of(device, "", "opcheck", _opcheck, samples)
         yield row
         for check in (_gradient, _gradcheck) if op.gradient else ():
             name = check.__name__[1:]
             if row.ok is False:
                 yield OpCheck(op.name, device, "", name, None, _AFTER_FAILED)
             else:
-                yield _row(op, device, "", name, check, samples)
+                yield row_of(device, "", name, check, samples)
+
+
+def _samples(op: Op, device: str) -> tuple[list[tuple[Any, ...]], str]:
+    """Return the samples, with the same random numbers each time, or what is wrong with them."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
+        torch.manual_seed(0)
+        try:
+            samples = op.sample_inputs(device)
+        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+            return [], error_site(e, op.declaration.samples) + _told(e)
+    problems = filter(None, (op.problem_of(n, sample) for n, sample in enumerate(samples, 1)))
+    return samples, next(problems, "" if samples else "none: add `@op.samples`")
 
 
 def _row(
@@ -236,12 +241,16 @@ class Expected(NamedTuple):
     exact: whether each number follows from one number of each argument, in a dtype of 16 bits, and
     the reference errs by its rounding alone. A kernel must then be as good.
     epsilon: of the dtype in which a rounding is counted; by default, that of each tensor.
+    terms: gives how large the terms of a number are, by its tensor and index; see `_terms`.
+    other: a rounding at a number is that of the number and of this one.
     """
 
     own: list[torch.Tensor]
     precise: list[torch.Tensor]
     exact: bool = False
     epsilon: float | None = None
+    terms: Callable[[int, tuple[int, ...]], float] | None = None
+    other: float = 1.0
 
 
 class Worst(NamedTuple):
@@ -262,7 +271,27 @@ def _expected(op: Op, sample: Sequence[Any]) -> Expected:
         want = _results(op, op.run_reference, copied(sample, torch.float64))
         pointwise = all(t.dtype in _HALVES for t in own) and _is_pointwise(op, sample, want)
     wanted = Expected(own, [_wanted(a, b) for a, b in zip(own, want)], exact=pointwise)
-    return wanted._replace(exact=pointwise and _largest(wanted) <= 1)
+    terms = functools.partial(_terms, op, sample)
+    return wanted._replace(exact=pointwise and _largest(wanted) <= 1, terms=terms)
+
+
+def _terms(op: Op, sample: Sequence[Any], number: int, index: tuple[int, ...]) -> float:
+    """Return how large the terms are that add up to a number of the results, at least 1.
+
+    That is the sum of |x * dy/dx| over the numbers x of the arguments. Rounding these n terms once
+    changes y by no more roundings, and adding them one after the other by about sqrt(n) / 2 times
+    as much: Higham and Mary, A new approach to probabilistic rounding error analysis, 2019.
+    """
+    with contextlib.suppress(Exception):  # autograd cannot follow the reference
+        inputs = copied(sample, torch.float64)
+        leaves = [t.requires_grad_() for t in tensors_in(inputs) if t.is_floating_point()]
+        y = _results(op, op.run_reference, inputs)[number][index]
+        found = torch.autograd.grad(y, leaves, allow_unused=True)
+        terms = [(x * g).detach().abs() for x, g in zip(leaves, found) if g is not None]
+        many = sum(int(term.count_nonzero()) for term in terms)
+        total = sum(float(term.sum()) for term in terms)
+        return max(1.0, total * max(1.0, math.sqrt(many) / 2 / ROUNDINGS))
+    return 1.0
 
 
 def _is_pointwise(op: Op, sample: Sequence[Any], want: list[torch.Tensor]) -> bool:
@@ -301,10 +330,14 @@ def worst_of(names: Sequence[str], got: list[torch.Tensor], wanted: Expected) ->
         return Worst(math.inf, 0.0, f"gave {_shapes(got)}, the reference {_shapes(own)}")
     allowed = EXACT if wanted.exact else ROUNDINGS * max(1.0, _largest(wanted))
     worst = Worst(0.0, allowed, "")
-    for name, a, b in zip(names, got, want):
+    for number, (name, a, b) in enumerate(zip(names, got, want)):
         errors = _errors(a, b, wanted)
+        scaled = wanted
+        if wanted.terms and a.dtype not in _HALVES and bool((errors > allowed).any()):
+            scaled = wanted._replace(other=wanted.terms(number, _index_of_worst(errors)))
+            errors = _errors(a, b, scaled)
         if errors.numel() and (error := float(errors.max())) > worst.error:
-            worst = Worst(error, allowed, name + _told_of(errors, a, b, wanted, allowed))
+            worst = Worst(error, allowed, name + _told_of(errors, a, b, scaled, allowed))
     return worst
 
 
@@ -320,15 +353,20 @@ def _told_of(
     errors: torch.Tensor, got: torch.Tensor, want: torch.Tensor, wanted: Expected, allowed: float
 ) -> str:
     """Return the index of the largest error, what was got and expected there, and the limit."""
-    index = tuple(map(int, torch.unravel_index(errors.argmax(), errors.shape)))
+    index = _index_of_worst(errors)
     a, b = got[index].item(), want[index].item()
     told, limit = f"got {a}, expected {b}", 0.0
     if got.is_floating_point() or got.is_complex():
-        told = f"got {a:.9g}, expected {b:.9g}"
+        texts = f"{a:.9g}", f"{b:.9g}"
+        told = "got {}, expected {}".format(*(texts if texts[0] != texts[1] else (a, b)))
         limit = allowed * float(_roundings(want, got.dtype, wanted)[index])
     at = f"[{', '.join(map(str, index))}]" if index else ""
     wrong = f"{int((errors > allowed).sum())} wrong of {counted(errors.numel(), 'number')}"
     return f"{at}: {told}, limit {limit:.3g}; {wrong}"
+
+
+def _index_of_worst(errors: torch.Tensor) -> tuple[int, ...]:
+    return tuple(map(int, torch.unravel_index(errors.argmax(), errors.shape)))
 
 
 def _results(op: Op, function: Callable[..., Any], sample: Sequence[Any]) -> list[torch.Tensor]:
@@ -379,10 +417,11 @@ def _errors(got: torch.Tensor, want: torch.Tensor, wanted: Expected) -> torch.Te
 def _roundings(want: torch.Tensor, dtype: torch.dtype, wanted: Expected) -> torch.Tensor:
     """Return how large a rounding is at each number: that of the number and of another one.
 
-    The other is 1; in 16 bits the largest of these numbers, if that is less, and where results are
-    exact a sixteenth of it. For gradients, which may be sums, it is the largest, if that is more.
+    The other is 1, or how large the terms are. In 16 bits it is the largest of these numbers, if
+    that is less, and where results are exact a sixteenth of it. For gradients, which may be sums,
+    it is the largest, if that is more.
     """
-    sizes, other = want.abs(), 1.0
+    sizes, other = want.abs(), wanted.other
     if (finite := sizes[sizes.isfinite()]).numel():
         largest = float(finite.max())
         if dtype in _HALVES:

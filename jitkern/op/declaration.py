@@ -98,6 +98,11 @@ class DeclaredOp:
         for sample in samples(device) if samples else ():
             yield sample if isinstance(sample, tuple) else (sample,)
 
+    def problem_of(self, number: int, sample: tuple[Any, ...]) -> str:
+        """Return why a sample does not fit the op, or ""."""
+        why, place = self.signature.misfit(sample), defined_at(self.declaration.samples)
+        return why and f"{place}sample {number} does not fit the op: {why}; {_YIELD}"
+
     def prewarm_samples(self) -> list[Sample]:
         """Return the calls to prewarm: the samples and `prewarm=`."""
         if self._drawn is None:
@@ -111,10 +116,9 @@ class DeclaredOp:
         function: Any = self.declaration.samples
         try:
             with calls.samples.ShapesAlone():
-                for args in self.each_sample("meta"):
-                    origin, why = f"sample {len(drawn) + 1}", self.signature.misfit(args)
-                    problem = f"{defined_at(function)}{origin} does not fit the op: {why}; {_YIELD}"
-                    drawn.append(calls.samples.Sample(origin, args, problem if why else ""))
+                for number, args in enumerate(self.each_sample("meta"), 1):
+                    problem = self.problem_of(number, args)
+                    drawn.append(calls.samples.Sample(f"sample {number}", args, problem))
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             place, what = error_site(e, function), f"{type(e).__name__}: {e}"
             problem = f"{place}its samples failed after {len(drawn)}: {what}"

@@ -127,6 +127,44 @@ def test_a_kernel_of_sums_may_round_between():
     assert rows_of(rounded_twice, x, reference)["reference"].ok
 
 
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_sum_of_any_order_passes(shift):
+    x = torch.randn(16, 4096, generator=torch.Generator().manual_seed(0)).double() + shift
+    assert rows_of(lambda k, x: x.cumsum(-1)[:, -1].clone(), x, lambda x: x.sum(-1))["reference"].ok
+    note = rows_of(lambda k, x: x[:, 1:].sum(-1), x, lambda x: x.sum(-1))["reference"].note
+    assert note.endswith("16 wrong of 16 numbers")
+
+
+def test_random_samples_are_the_same_each_time():
+    op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=SOURCE))
+    op.launch("cpu")(one_wrong(1.5))
+    op.reference(lambda x: 2 * x)
+    op.samples(lambda _: [torch.randn(5)])
+    state = torch.random.get_rng_state()
+    first, second = (next(check.checks_of(op, ["cpu"])) for _ in range(2))
+    assert first.note == second.note
+    assert first.ok is False
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        (lambda _: [(torch.ones(4), 3)], "sample 1 does not fit the op: got 2 arguments"),
+        (lambda _: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda _: [], "none: add `@op.samples`"),
+    ],
+)
+def test_samples_that_do_not_fit_the_op_fail(samples, says):
+    op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=SOURCE))
+    op.launch("cpu")(twice)
+    op.samples(samples)
+    (row,) = check.checks_of(op, ["cpu"])
+    assert (row.check, row.ok) == ("samples", False)
+    assert says in row.note
+    assert says.startswith("none") or row.note.startswith(f"{__file__}:")
+
+
 def test_zeros_for_small_results_in_16_bits_fail():
     row = rows_of(lambda k, x: x * 0, torch.ones(4, 500).half(), lambda x: x.softmax(-1))
     assert row["reference"].ok is False
