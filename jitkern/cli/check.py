@@ -3,19 +3,35 @@
 Kernels run from their Python launchers, with guard bytes around tensors, and then by C, also with
 tensors that lie in other ways. Torch's opcheck follows, and gradients are compared with those of
 the reference. Only ops are checked. What cannot run here is skipped, with the reason. Exit code 1
-if a check failed, or if there was nothing to check.
+if a check failed, or if there was nothing to check. A kernel that crashes fails its check.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
+import os
+import signal
 import sys
 import textwrap
+from collections.abc import Callable, Container
+from typing import Any
 
 from jitkern import devtools
+from jitkern._command import end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import GREEN, RED, YELLOW, columns, cut, print_json, styled
+from jitkern.devtools.op_check import OpCheck
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_OF_MEMORY = ": it uses memory that is not its own"
+_CRASHES: dict[int, str] = {
+    signal.SIGSEGV: _OF_MEMORY, signal.SIGBUS: _OF_MEMORY, signal.SIGABRT: "",
+    signal.SIGFPE: ": a division by zero, perhaps", signal.SIGILL: "", signal.SIGTRAP: "",
+}  # fmt: skip
+Tell = Callable[[str, Any], object]
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -25,29 +41,84 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
+    checks: list[OpCheck] = []
+    broken: dict[str, str] = {}
 
-    chosen = choose_ops(args.what)
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    checks = []
-    for op in chosen.ops:
-        for check in devtools.check.checks_of(op, devices):
-            checks.append(check)
+    def take(what: str, value: Any) -> None:
+        if what == "broken":
+            broken.update(value)
+        elif what == "row":
+            checks.append(check := OpCheck(*value))
             if not args.json and (args.level >= 0 or check.ok is False):
                 _print(check, whole=args.level > 0)
+
+    if "torch" in sys.modules:  # after a fork of this process its threads would be missing
+        _check(args.what, (), take)
+    else:
+        _check_in_children(args.what, take)
     failed = sum(check.ok is False for check in checks)
     done = sum(check.ok is True for check in checks)
-    ok = not failed and bool(done) and not chosen.broken
+    ok = not failed and bool(done) and not broken
     if args.json:
-        print_json(ok=ok, checks=[check._asdict() for check in checks], broken=chosen.broken)
+        print_json(ok=ok, checks=[check._asdict() for check in checks], broken=broken)
     else:
         skipped = len(checks) - failed - done
         color = GREEN if ok else RED
-        print(styled(f"{counted(done, 'check')} passed, {failed} failed, {skipped} skipped", color))
+        total = f"{counted(done, 'check')} passed, {failed} failed, {skipped} skipped"
+        total += f"; not imported: {', '.join(broken)}" if broken else ""
+        print(styled(total, color))
     return 0 if ok else 1
 
 
-def _print(check: devtools.check.OpCheck, *, whole: bool) -> None:
+def _check(what: list[str], seen: Container[str], tell: Tell) -> None:
+    """Check the ops that are not `seen`, and tell of the broken packages and of each row."""
+    import torch
+
+    chosen = choose_ops(what)
+    tell("broken", chosen.broken)
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    for op in chosen.ops:
+        if op.name in seen or op.module not in sys.modules:  # it failed in the midst of its import
+            continue
+        for row in devtools.check.checks_of(op, devices, lambda row: tell("begun", row)):
+            tell("row", row)
+
+
+def _check_in_children(what: list[str], tell: Tell) -> None:
+    """Check in a child, which a kernel may crash; another child checks the ops that are left.
+
+    Raises SystemExit if a child ends in another way.
+    """
+    seen: set[str] = set()
+    while True:
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            os.close(reader)
+            with open(writer, "w") as pipe:
+                _check(what, seen, lambda *told: print(json.dumps(told), file=pipe, flush=True))
+            raise SystemExit(0)
+        os.close(writer)
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child tells of it
+        begun: list[Any] = []
+        with open(reader) as pipe:
+            for told, value in map(json.loads, pipe):
+                tell(told, value)
+                seen |= {value[0]} if told != "broken" else set()
+                begun = value if told == "begun" else begun
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        signal.signal(signal.SIGINT, interrupted)
+        if not code:
+            return
+        if -code not in _CRASHES or not begun:
+            raise SystemExit(end_as(code))
+        why = f"it ended this process by {signal.Signals(-code).name}{_CRASHES[-code]}"
+        tell("row", [*begun[:4], False, why])
+
+
+def _print(check: OpCheck, *, whole: bool) -> None:
     color, mark = {True: (GREEN, "ok  "), False: (RED, "FAIL"), None: (YELLOW, "skip")}[check.ok]
     bad = check.ok is False
     first, more = headline(check.note)

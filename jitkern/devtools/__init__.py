@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jitkern.devtools import (
         check as check,
         guard_bytes as guard_bytes,
+        op_check as op_check,
         roofline as roofline,
         timing as timing,
     )

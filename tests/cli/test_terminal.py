@@ -322,6 +322,51 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
     ), out  # fmt: skip
 
 
+CRASHING = """
+from jitkern.declare import Cpp, kernel
+
+for name, body in (("bad", "*(volatile long*)8 = 1;"), ("fine", "for (; n--;) o[n] = x[n];")):
+    op = kernel(
+        f"crashing::{name}(Tensor x) -> Tensor",
+        cpu=Cpp(text='extern "C" void f(float* o, float* x, long n) { %s }' % body),
+    )
+
+    @op.launch("cpu")
+    def launch(k, x):
+        out = x.new_empty(x.shape)
+        k.f(out, x, x.numel())
+        return out
+
+    op.reference(lambda x: x.clone())
+    op.samples(lambda device: [__import__("torch").ones(5, device=device)])
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    words = [sys.executable, "-m", "jitkern", "check", "crashing", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    rows = {(c["op"], c["check"]): c for c in last_json(done.stdout)["checks"]}
+    assert rows["crashing::bad", "reference"]["ok"] is False
+    assert "SIGSEGV" in rows["crashing::bad", "reference"]["note"]
+    assert rows["crashing::fine", "opcheck"]["ok"] is True
+
+
+def test_what_fails_at_its_import_is_not_checked(cli, tmp_path, monkeypatch):
+    text = """
+from jitkern.declare import Cpp, kernel
+op = kernel("halfway::op(Tensor x) -> Tensor", cpu=Cpp(text='extern "C" void f(float* x) {}'))
+op.launch("gpu")
+"""
+    (tmp_path / "halfway.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("check", "halfway")
+    assert (code, "halfway.py:4" in err) == (1, True), err
+    assert out == "0 checks passed, 0 failed, 0 skipped; not imported: halfway\n"
+
+
 @pytest.mark.long
 def test_check_says_what_it_cannot_try(cli):
     code, out, _ = cli("check", "softmax_backward")
