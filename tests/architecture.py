@@ -34,7 +34,7 @@ BUDGETS = {
     "cache_tools": 1831,
     "remote": 2311,
     "calls": 752,
-    "compilers": 5383,
+    "compilers": 5399,
     "loading": 645,
     "jit": 825,
     "adopt": 1712,

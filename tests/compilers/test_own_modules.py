@@ -126,3 +126,32 @@ def test_a_function_of_tritons_may_be_chosen_by_any_module(package, tmp_path):
     )
     values = package({"k.py": f"{HEAD}{chosen}{KERNEL.replace('VALUE', 'tanh(VALUE + 0.0)')}"})
     assert values["VALUE"] == "2.0"
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_what_jit_is_told_of_launches_alone_is_not_needed(package, tmp_path, called):
+    (tmp_path / "elsewhere.py").write_text("V = ['x']\n")
+    jit = "@triton.jit(do_not_specialize=V or [], do_not_specialize_on_alignment=V, debug=True)\n"
+    kernel = KERNEL.replace("@triton.jit\n", f"@triton.heuristics({{'B': V.get}})\n{jit}")
+    if called:
+        kernel = KERNEL.replace("VALUE", "twice(B)")
+        kernel = f"{jit}def twice(x):\n    return 2 * x * VALUE\n{kernel}"
+    text = f"{HEAD}from elsewhere import V\nVALUE = tl.constexpr(2.0)\n{kernel}"
+    assert package({"k.py": text})["VALUE"] == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "decorator"),
+    [
+        ("", "triton.jit(do_not_specialize=V, debug=V)"),
+        ("", "triton.jit(**{'do_not_specialize': V})"),
+        ("def jit(do_not_specialize): return triton.jit(debug=bool(do_not_specialize))", "jit(do_not_specialize=V)"),
+        ("def names():\n    global VALUE\n    VALUE = tl.constexpr(len(V))", "triton.jit(do_not_specialize=names())"),
+        ("D = []", "triton.jit(repr=lambda _, n=D.append(1): f'k{len(D)}', do_not_specialize=V)"),
+    ],
+)  # fmt: skip
+def test_what_else_a_decorator_says_must_be_known(package, tmp_path, text, decorator):
+    (tmp_path / "elsewhere.py").write_text("V = []\n")
+    text = f"{HEAD}from elsewhere import V\nVALUE = tl.constexpr(2.0)\n{text}\n"
+    with pytest.raises(CompileError, match="the cache key does not cover"):
+        package({"k.py": text + KERNEL.replace("triton.jit", decorator)})

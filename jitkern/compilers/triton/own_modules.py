@@ -45,6 +45,7 @@ _OF_THE_MACHINE = (  # or of files
     "triton.runtime",
 )  # fmt: skip
 _DECORATING = ("triton.runtime.autotuner", "triton.runtime.jit")  # but what they define
+_OF_LAUNCHES = ("do_not_specialize", "do_not_specialize_on_alignment")  # and of no code
 _OF_THE_KEY = ("os.environ", "os.getenv")  # only variables that a source names are there
 INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
 
@@ -392,6 +393,21 @@ class OwnText(PythonText):
                 break
             del above[0]
         return value
+
+    def _applied(self, decorator: ast.expr, value: Any) -> Any:
+        """Apply a decorator; if that fails, Triton's `jit` without what only launches need."""
+        try:
+            return super()._applied(decorator, value)
+        except (Exception, NotCovered, NeedsTorch) as e:
+            if not isinstance(decorator, ast.Call):
+                raise
+            kept = [keyword for keyword in decorator.keywords if keyword.arg not in _OF_LAUNCHES]
+            function = ast.unparse(decorator.func)
+            if kept == decorator.keywords or not is_tritons(eval(function, self.names)):  # noqa: S307  as above
+                raise
+            self._forget(ast.copy_location(ast.Expr(decorator), decorator), e)
+            less = ast.copy_location(ast.Call(decorator.func, decorator.args, kept), decorator)
+            return super()._applied(less, value)
 
     def _fail(self, node: ast.stmt, error: BaseException) -> None:
         super()._fail(node, error)
