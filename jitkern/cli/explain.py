@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
         texts = [hint for target, source in places for hint in hints.hints(op, source, target)]
         texts += hints.spills(rows)
+        texts += [_unknown(op)] if places and not rows else []
         ops.append(
             {
                 "op": op.name,
@@ -92,12 +93,12 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.json:
             continue
-        print(f"{styled(op.schema, BOLD)}\n  declared in {_folder(op.sources)}")
+        print(f"{styled(op.schema, BOLD)}\n  declared in {op.place.removesuffix(': ')}")
         for (kind, target), group in _grouped(rows).items():
             print(f"  {kind}  {target}")
             _print_group(group, whole=args.level > 0, source=args.source)
         print(*(f"  hint: {hint}\n" for hint in texts), sep="", end="")
-        if not rows:
+        if not places:
             print(
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
             )
@@ -138,10 +139,12 @@ def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
         print(f"    {'  ' * bool(names)}{reason}")
 
 
-def _folder(sources: dict[str, Any]) -> str:
-    return next(
-        (source.folder for declared in sources.values() for source in declared),
-        "no folder: it has no kernels",
+def _unknown(op: Op) -> str:
+    """Return a hint about an op whose variants nothing tells."""
+    cached = cache_tools.rows(opened(), cache_tools.EntryFilter(op=op.name), verify="none")
+    return (
+        "its variants are not known: add `@op.samples`; "
+        f"`jitkern cache ls --op {op.name}` lists {counted(len(cached), 'entry')}"
     )
 
 

@@ -333,6 +333,21 @@ def test_the_command_imports_nothing_from_the_current_directory(tmp_path, comman
     assert not (tmp_path / "ran").exists()
 
 
+def test_explain_of_an_op_without_samples_says_what_is_cached(cli, tmp_path, monkeypatch):
+    text = """
+from jitkern.declare import Cpp, kernel
+op = kernel("sampleless::op(Tensor x) -> Tensor", cpu=Cpp(text='extern "C" void f(float* x) {}'))
+op.launch("cpu")(lambda k, x: k.f(x) or x.clone())
+"""
+    (tmp_path / "sampleless.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("explain", "sampleless")
+    assert code == 0, err
+    assert f"declared in {tmp_path}/sampleless.py:3\n" in out
+    assert "its variants are not known: add `@op.samples`" in out
+    assert "no kernel for" not in out
+
+
 @pytest.mark.parametrize("name", ["facade", "decade"])
 def test_an_op_whose_name_is_hexadecimal_is_explained(cli, package, name):
     package(name, kernel=op_text(name, name, GOOD))
