@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import threading
 from typing import Any
 
 from jitkern import config
@@ -19,6 +20,7 @@ _OPENED_BY = (  # the settings that select the cache and its rules
     "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
+_spilling = threading.Lock()
 spilled: list[Cache] = []  # the cache in the private root, if this process compiled into it
 
 
@@ -48,8 +50,9 @@ def use_temporary(why: CacheError) -> Cache:
     no_home = code in (errno.ENOTDIR, errno.EEXIST) and settings.cache_dir_origin == "default"
     if not no_home and code not in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT):
         raise why
-    if not spilled or settings.fallback == "raise":
-        spilled.append(_private(why, settings))
+    with _spilling:
+        if not spilled or settings.fallback == "raise":
+            spilled.append(_private(why, settings))
     return spilled[0]
 
 
@@ -62,4 +65,4 @@ def _private(why: CacheError, settings: Config, *args: Any, **rules: Any) -> Cac
     return private
 
 
-after_fork(spilled.clear, _open_cache.cache_clear)  # of the parent
+after_fork(_spilling, spilled.clear, _open_cache.cache_clear)  # of the parent

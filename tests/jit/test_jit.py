@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from jitkern.errors import (
     NotCached,
     UntrustedCache,
 )
+from jitkern.jit import active_cache
 from jitkern.loading import loader
 from jitkern.target import Target
 
@@ -482,3 +484,17 @@ def test_a_child_does_not_use_the_private_root_of_its_parent():
     assert Path(os.read(read, 4096).decode()) != mine
     os.close(read)
     os.close(write)
+
+
+def test_threads_that_cannot_write_share_one_temporary_cache(caplog):
+    why = CacheError("the cache /c cannot be written: Permission denied", errno=13)
+    together = threading.Barrier(8)
+
+    def spill():
+        together.wait()
+        return active_cache.use_temporary(why)
+
+    with ThreadPoolExecutor(8) as threads:
+        caches = {future.result() for future in [threads.submit(spill) for _ in range(8)]}
+    assert len(caches) == 1
+    assert len([r for r in caplog.records if "temporary cache" in r.getMessage()]) == 1
