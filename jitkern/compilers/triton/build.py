@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -17,17 +18,18 @@ from typing import Any
 from jitkern import config
 from jitkern.compilers.child_process import Child
 from jitkern.compilers.result import Built, compile_error, write_log
-from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 REMEDY = "pip install triton"
-_UNKNOWN_ARCH = "is not defined for option 'gpu-name'"
+_UNKNOWN_ARCH = "is not defined for option 'gpu-name'|is not a recognized processor"
 _START = (  # sets sys.path by itself: `-I` keeps PYTHONPATH out, and the current directory
     "import os, runpy, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep); "
     "runpy.run_module('jitkern.compilers.triton.worker', run_name='__main__', alter_sys=True)"
 )
+_MOST = 500  # letters of stderr in an error
 KEPT = 4  # processes that may wait for work: each has some 200 MB
 idle: list[TritonProcess] = []  # those that wait, the last used last
 
@@ -58,7 +60,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         if re.search(_UNKNOWN_ARCH, output):
             raise TargetError(
                 f"{variant.op}: Triton {answer['compiler']['version']} cannot build for {target}: "
-                f"its ptxas does not know {target.arch}"
+                f"it does not know {target.arch}"
             )
         raise compile_error(variant, target, command, output)
     return Built(answer["compiler"], answer["meta"])
@@ -81,20 +83,23 @@ class TritonProcess:
         self.compiler = identity()
         self.environment = environment
         self.owner = os.getpid()
+        self._stderr = os.memfd_create("triton")  # of LLVM, which says there why it ends
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         self._child = Child(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-            guarded=False,  # it ends by itself when our pipe closes
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+            env=environment, guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
         self.process = self._child.process
-        self.close = weakref.finalize(self, _end, self._child)  # at the latest before Python ends
+        # At the latest before Python ends.
+        self.close = weakref.finalize(self, _end, self._child, self._stderr)
 
     @property
     def lives(self) -> bool:
         """Whether the process runs, and belongs to this process and not to its parent."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
-        """The answer to a request, or the status with which the process ended instead."""
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request, or an error with the `status` that the process ended with."""
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -105,19 +110,30 @@ class TritonProcess:
         except BaseException:  # Ctrl-C: the answer would be taken for that of the next request
             self.close()
             raise
-        if not line.endswith("\n"):  # the worker died, maybe within its answer
-            self.close()
-            return self.process.returncode
-        return {"compiler": self.compiler, **json.loads(line)}
+        said = self._said()
+        if line.endswith("\n"):
+            answer = json.loads(line)
+            return {"compiler": self.compiler, **answer, "log": said + answer["log"]}
+        self.close()  # the worker died, maybe within its answer
+        status = self.process.returncode
+        error = f"error: Triton's process ended with status {status}: {said.strip()[-_MOST:]}"
+        return {"compiler": self.compiler, "status": status, "error": error, "log": said}
+
+    def _said(self) -> str:
+        """Return what came on stderr since the last request."""
+        text = os.pread(self._stderr, os.fstat(self._stderr).st_size, 0)
+        os.ftruncate(self._stderr, 0)
+        return text.decode(errors="replace")
 
 
-def _end(child: Child) -> None:
+def _end(child: Child, stderr: int) -> None:
     """End a process by closing its pipes."""
     for pipe in (child.process.stdin, child.process.stdout):
         with contextlib.suppress(OSError):
             assert pipe
             pipe.close()
     child.close()
+    os.close(stderr)
 
 
 def _import_path(package: str) -> list[str]:
@@ -141,16 +157,13 @@ def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[
     """Send one request to a waiting worker, or to a new one."""
     environment = config.current().build_environment(tuple(variant.source.environment))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
+    answer: dict[str, Any] = {}
     for _ in range(2):
         worker = _taken(environment) or TritonProcess(command, environment)
         answer = worker.ask(request)
-        if isinstance(answer, dict):
+        if "status" not in answer:
             idle.append(worker)
             del idle[:-KEPT]
-            return answer
-        if answer != 0:  # 0: it was idle and ended just as we wrote
+        if answer.get("status") != 0:  # 0: it was idle and ended just as we wrote
             break
-    raise CompileError(
-        f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",
-        op=variant.op,
-    )
+    return answer
