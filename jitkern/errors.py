@@ -133,6 +133,11 @@ def call_site(file: str = "") -> str:
     return ""
 
 
+def then(text: str, more: str) -> str:
+    """A message with another clause, which after a question is a sentence of its own."""
+    return f"{text} {more[0].upper()}{more[1:]}" if text.endswith("?") else f"{text}; {more}"
+
+
 def defined_at(function: Callable[..., Any] | None) -> str:
     """The line where a function begins, as `kernel.py:12: `; "" if it is not of Python."""
     code = getattr(function, "__code__", None)

@@ -26,7 +26,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1508,
+    "beside": 1513,
     "files": 447,
     "config": 1012,
     "cache": 1930,
@@ -49,7 +49,7 @@ BUDGETS = {
     "devtools": 1098,
     "inference": 32,
     "service": 1614,
-    "cli": 3596,
+    "cli": 3606,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

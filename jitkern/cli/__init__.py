@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Stream(io.FileIO):
-    """A stream to print on; if its reader goes away, the command keeps its exit code."""
+    """A stream to print on; if its reader goes away, the command keeps its exit code.
+
+    If it cannot be written otherwise, the command fails once, and not again at its end.
+    """
 
     @classmethod
     def of(cls, stream: TextIO) -> TextIO:
@@ -80,11 +83,13 @@ class _Stream(io.FileIO):
         )
 
     def write(self, data: Any) -> int:
-        """Write until the reader goes away, then discard."""
+        """Write until the reader goes away, then discard. Raises OSError for what else fails."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as e:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if not isinstance(e, BrokenPipeError):
+                raise OSError(f"the output cannot be written: {e.strerror}") from e
             return super().write(data)
 
 

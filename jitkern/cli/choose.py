@@ -21,7 +21,7 @@ import jitkern
 from jitkern import calls, op as op_room, prewarming
 from jitkern.cli.output import say
 from jitkern.cli.parser import UsageError
-from jitkern.errors import DeclarationError, error_line, meant
+from jitkern.errors import DeclarationError, error_line, meant, then
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
@@ -99,10 +99,9 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
         named = text.strip().endswith(")")
         fitting = [op for op in ops if not named or f"::{op.name}".endswith(f"::{name}")]
         if len(fitting) != 1:
-            raise UsageError(
-                f"--call `{text}`: {_misnamed(name, ops, len(fitting)) if named else 'name the op'}"
-                "; write OP(ARGS), as in `softmax(f16[64, 1000])`"
-            )
+            why = _misnamed(name, ops, len(fitting)) if named else "name the op"
+            write = "write OP(ARGS), as in `softmax(f16[64, 1000])`"
+            raise UsageError(then(f"--call `{text}`: {why}", write))
         spelling = inside if named else text
         for sample in calls.samples.spelt(fitting[0].signature, [spelling]):
             if sample.problem:
@@ -169,10 +168,10 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 broken[name] = _leave_out(name, e)
                 ops = op_room.all_ops.ops_named(name)
         if not ops and name not in broken:
+            near = _of_path(name) or op_room.all_ops.meant_op(name) or meant(name, _beside(name))
+            unknown = f"`{name}` is not an op, a namespace or a package with kernels{near}"
             raise UnknownOp(
-                f"`{name}` is not an op, a namespace or a package with kernels"
-                + (_of_path(name) or op_room.all_ops.meant_op(name) or meant(name, _beside(name)))
-                + "; `jitkern list` prints all"
+                then(unknown, "`jitkern list` prints all")
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )

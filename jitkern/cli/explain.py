@@ -256,7 +256,7 @@ def explain_entries(args: argparse.Namespace) -> int:
             print(f"  nearest entry: {described['nearest']}, which differs:")
         else:
             print("  no other entry of this op has the same device and kind")
-        print(*(f"    {line}" for line in described["differences"]), sep="\n")
+        print(*(f"    {line}\n" for line in described["differences"]), sep="", end="")
     if len(rows) > len(shown):
         print(f"and {counted(len(rows) - len(shown), 'entry')} more: -v")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jitkern.cli.output import say
-from jitkern.errors import JitkernError, meant
+from jitkern.errors import JitkernError, meant, then
 
 
 class UsageError(JitkernError):
@@ -56,6 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse the arguments of this command. Exits with 2 if one of them is unknown."""
+        self._words = [*(sys.argv[1:] if args is None else args)]
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown)
@@ -63,20 +64,23 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line, and exit with 2."""
-        if "the following arguments are required: COMMAND" in message:  # a bare `jitkern`
-            self.print_help(sys.stderr)
+        if "the following arguments are required: COMMAND" in message:
+            options = [word for word in self._words if word.startswith("-")]
+            if unknown := [w for w in options if w not in self._option_string_actions]:
+                self._refuse(unknown)
+            self.print_help(sys.stderr)  # a bare `jitkern`
             sys.exit(2)
         choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
-        if choice:
-            message += meant(choice[1], re.findall(r"[\w-]+", choice[2]))
-        say(f"{message}; see {self.prog} --help")
+        if choice and (near := meant(choice[1], re.findall(r"[\w-]+", choice[2]))):
+            message = message.partition(" (choose from")[0] + near
+        say(then(message, f"see {self.prog} --help"))
         sys.exit(2)
 
     def _refuse(self, unknown: list[str]) -> NoReturn:
         wrong = unknown[0].partition("=")[0]
         known = self._option_string_actions if wrong.startswith("-") else ()
         near = meant(wrong, known)
-        if self._subparsers and wrong.startswith("-"):
+        if not near and self._subparsers and wrong.startswith("-"):
             near = "; the options of a command follow its name"
         option = "--to" if "://" in wrong else "--op"
         if not wrong.startswith("-") and option in self._option_string_actions:

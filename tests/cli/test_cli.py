@@ -411,6 +411,8 @@ def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatc
     [
         ((), 2, "PyTorch kernels that compile on first use"),
         (("bogus",), 2, "invalid choice"),
+        (("prewrm",), 2, "invalid choice: 'prewrm'; did you mean prewarm? See jitkern --help"),
+        (("--prewarm",), 2, "unrecognized arguments: --prewarm; the options of a command follow"),
         (
             ("prewarm", "--target", "cuda-sm_90"),
             2,
@@ -443,7 +445,7 @@ def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatc
             2,
             "0 of the chosen ops fit, which are vec_add; write",
         ),
-        (("prewarm", "--call", "sofmax(f16[8])"), 2, "ops fit; did you mean softmax?; write"),
+        (("prewarm", "--call", "sofmax(f16[8])"), 2, "ops fit; did you mean softmax? Write"),
         (("init", "not-a-name"), 2, "not a usable module name"),
         (("init", "json"), 2, "not a usable module name"),
     ],

@@ -294,6 +294,18 @@ def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
     assert (code, last_json(out)["results"][0]["variant"]) == (0, "i16"), err
 
 
+# Output that nobody takes
+
+
+def test_output_that_cannot_be_written_fails_in_one_line():
+    words = [sys.executable, "-m", "jitkern", "list", "softmax"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("jitkern: the output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr
+
+
 # Check
 
 

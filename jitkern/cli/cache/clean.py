@@ -30,7 +30,8 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         action="store_true",
         help="evict entries for another Torch, CUDA, GPU or package version",
     )
-    clear = commands.add_parser("clear", help="remove entries (default: all)", parents=[shared])
+    text = "remove entries (default: all)"
+    clear = commands.add_parser("clear", help=text, description=text, parents=[shared])
     add_filters(clear)
     for parser, run in ((prune, run_prune), (clear, run_clear)):
         parser.add_argument(

@@ -62,9 +62,10 @@ class Failures:
         if len(alike) > 1:
             return
         print(styled(line, RED, sys.stderr), file=sys.stderr)
-        if rest:
+        alone = rest == result.op  # without a word around it
+        if rest and not alone:
             print(rest, file=sys.stderr)
-        if result.variant and f"{result.op} " not in result.reason:
+        if alone or (result.variant and f"{result.op} " not in result.reason):
             print(f"failed: {_name_of(result)}", file=sys.stderr)
         sys.stderr.flush()
 
