@@ -250,8 +250,8 @@ def _imported(name: str) -> list[Op]:
             return []
         raise
     if spec and spec.submodule_search_locations:
-        return jitkern.declare.discover(name) or op_room.all_ops.ops_named(name)
-    if spec:
+        jitkern.declare.discover(name)
+    elif spec:
         importlib.import_module(name)
     return op_room.all_ops.ops_named(name)
 

@@ -34,7 +34,7 @@ after_fork(_declaring)
 
 
 def announce(function: Any) -> None:
-    """Let `prewarm`, `list`, `check` and `discover` find a function that a module gives a name.
+    """Let `prewarm`, `list` and `check` find a function that a module gives a name.
 
     function: has a `module`, an `op`, and `gradients()` like itself.
     """

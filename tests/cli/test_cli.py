@@ -319,6 +319,17 @@ def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, t
     assert sys.path == before
 
 
+def test_formulas_of_a_named_package_are_found_beside_kernels(cli, package):
+    package(
+        "formulated",
+        __init__="from formulated.formula import doubled",
+        kernel=op_text("formulated", "f", GOOD),
+        formula="import jitkern\n\n@jitkern.pointwise\ndef doubled(x):\n    return x * 2\n",
+    )
+    code, out, err = cli("list", "formulated")
+    assert (code, "formulated::f(" in out, "formulated::doubled_" in out) == (0, True, True), err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "vec_add"]])
 def test_the_command_imports_nothing_from_the_current_directory(tmp_path, command):
