@@ -24,7 +24,7 @@ def distrust(data: bytes, signatures: bytes, keys: tuple[str, ...]) -> str:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError:
         return f"signatures cannot be checked without the package cryptography: {REMEDY}"
-    reason = "it is not signed by a trusted key"
+    reason = "it is not signed by a trusted key; its maker runs `jitkern cache sign --key FILE`"
     for line in signatures.decode("ascii", "replace").splitlines():
         kind, _, rest = line.partition(" ")
         public, _, signature = rest.partition(" ")
