@@ -7,7 +7,9 @@ holds, these methods ask first whether the function belongs to a patched package
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -120,6 +122,10 @@ def patch_triton(*packages: str | ModuleType) -> TritonPatch:
     names = tuple(p.__name__ if isinstance(p, ModuleType) else p for p in packages)
     if not names or not all(str(name).replace(".", "").isidentifier() for name in names):
         raise TypeError(f"patch_triton takes packages: modules or their names, got {packages}")
+    for name in names:
+        top = name.partition(".")[0]
+        if top not in sys.modules and not importlib.util.find_spec(top):
+            _log.warning("patch_triton: there is no package `%s` here; is it misspelt?", name)
     patch = TritonPatch(names)
     if not _patches:
         for kind in _launchers():

@@ -175,6 +175,13 @@ def test_what_is_no_package_is_refused(packages):
         jitkern.patch_triton(*packages)
 
 
+def test_a_package_that_is_not_there_is_warned_of(library, caplog):
+    with jitkern.patch_triton(library, "sys", "no_such_library.ops"):
+        pass
+    (message,) = caplog.messages
+    assert "there is no package `no_such_library.ops`" in message
+
+
 @pytest.mark.gpu
 def test_a_patched_package_computes_the_same(library):
     kernels = kernels_of(library)
