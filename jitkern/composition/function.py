@@ -23,8 +23,10 @@ from jitkern.op.op import Op, Result
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
+OF_KIND: dict[str, Any] = {"tensor": torch.Tensor, **{name: kind for kind, name in KINDS.items()}}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _KNOWN = _TENSORS.union(KINDS)
+_EITHER_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _is_compiling = torch.compiler.is_compiling
 Place = tuple[str, str, int]  # the module, the file and the line
 
@@ -44,6 +46,14 @@ class Pointwise(Definition, Generic[Result]):
         self.__name__ = self.__qualname__ = name
         self.__module__ = self.module
         self.__doc__ = inspect.getdoc(self.function) if self.function else None
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(
+                    p.name, _EITHER_WAY, default=p.named[1], annotation=OF_KIND[p.kind]
+                )
+                for p in _ordered(self.parameters)
+            ]
+        )
 
     @property
     def op(self) -> Op[Result]:

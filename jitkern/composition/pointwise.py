@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -19,12 +19,11 @@ from jitkern.composition import (
 )
 from jitkern.composition.definition import SAMPLED, FormulaParameter
 from jitkern.composition.expression import INPUT, inputs_of, node, plain
-from jitkern.composition.function import KINDS, Pointwise, place_of
+from jitkern.composition.function import KINDS, OF_KIND, Pointwise, place_of
 from jitkern.composition.symbol import Element, named
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Result
 
-_OF_KIND: dict[str, Any] = {name: kind for kind, name in KINDS.items()}
 _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
 
 
@@ -48,13 +47,20 @@ def compose(*parts: Any) -> Any:
 
 
 @overload
-def pointwise(function: Callable[..., Result], /) -> Pointwise[Result]: ...
+def pointwise(
+    function: Callable[..., Result],
+    /,
+    *,
+    round: Literal["once", "eager"] = ...,
+    samples: Callable[[str], Iterator[Any]] | None = ...,
+    dtypes: Sequence[torch.dtype] = ...,
+) -> Pointwise[Result]: ...
 
 
 @overload
 def pointwise(
     *,
-    round: str = ...,
+    round: Literal["once", "eager"] = ...,
     samples: Callable[[str], Iterator[Any]] | None = ...,
     dtypes: Sequence[torch.dtype] = ...,
 ) -> Callable[[Callable[..., Result]], Pointwise[Result]]: ...
@@ -64,7 +70,7 @@ def pointwise(
     function: Any = None,
     /,
     *,
-    round: str = "once",  # noqa: A002  as the issue and the docs call it
+    round: Literal["once", "eager"] = "once",  # noqa: A002  as the issue and the docs call it
     samples: Callable[[str], Iterator[Any]] | None = None,
     dtypes: Sequence[torch.dtype] = SAMPLED,
 ) -> Any:
@@ -126,9 +132,9 @@ def _parameter(function: str, parameter: inspect.Parameter) -> FormulaParameter:
             f"{function}: the parameter `{parameter.name}` has the default {default!r:.80}, which "
             "is not a number"
         )
-    if default is not None and type(default) is not _OF_KIND[kind]:
-        own = _OF_KIND[kind](default) if math.isfinite(default) else default
-        if own != default or type(own) is not _OF_KIND[kind]:
+    if default is not None and type(default) is not OF_KIND[kind]:
+        own = OF_KIND[kind](default) if math.isfinite(default) else default
+        if own != default or type(own) is not OF_KIND[kind]:
             raise DeclarationError(
                 f"{function}: the parameter `{parameter.name}` is annotated {kind} and has the "
                 f"default {default!r:.80}, which is no {kind}: annotate it "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 
@@ -764,6 +765,18 @@ def test_text_can_be_read():
     assert "geglu_flat" in geglu.source("cpu")
     assert repr(square) == "<pointwise square(x) = x * x>"
     assert geglu.__doc__ == "The gated linear unit with GELU."
+
+
+def test_a_signature_has_the_parameters_of_the_author():
+    def f(x, limit: float = math.inf, *, n: int = 2, y):
+        return torch.clamp(x, max=limit) * n + y
+
+    parameters = inspect.signature(pointwise(f)).parameters
+    assert [*parameters] == ["x", "limit", "n", "y"], "a call may give all of them by position"
+    assert parameters["n"].annotation is int and parameters["x"].annotation is torch.Tensor
+    found = inspect.signature(pointwise(lambda x, limit=math.inf: torch.clamp(x, max=limit)))
+    assert found.parameters["limit"].default == math.inf
+    assert [*inspect.signature(bias >> square).parameters] == ["x", "b"]
 
 
 def test_bytes_count_each_operand_once():
