@@ -164,6 +164,17 @@ def test_functions_of_another_type_are_a_value_error():
             jitkern.load_inline(name="x", cpp_sources="", functions=functions)
 
 
+def test_a_name_that_no_module_can_have_is_refused_at_once():
+    before = compiles()
+    with pytest.raises(ValueError, match="`drop-in` cannot name a Python module"):
+        module("drop-in")
+    assert compiles() == before
+    library = 'extern "C" int drop_in() { return 1; }'
+    arguments = {"no_implicit_headers": True, "is_python_module": False}
+    assert Path(jitkern.load_inline("drop-in", library, **arguments)).is_file()
+    assert module("2d_drop_in").answer() == 42
+
+
 def test_sycl_is_not_compiled(files):
     for arguments in ({"sycl_sources": "x"}, {"with_sycl": True}):
         with pytest.raises(NotImplementedError, match="SYCL"):
