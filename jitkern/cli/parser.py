@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import textwrap
@@ -29,6 +30,17 @@ def file_to_read(text: str) -> Path:
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text}")
     return Path(text)
+
+
+def file_to_write(text: str) -> Path:
+    """Return the path of a file that can be written. Raises ArgumentTypeError."""
+    path = Path(text)
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be written: name a file in a writable directory"
+        )
+    return path
 
 
 def take_command(parser: argparse.ArgumentParser) -> None:

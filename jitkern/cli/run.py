@@ -18,7 +18,7 @@ from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import say
-from jitkern.cli.parser import command_in, file_to_read, take_command
+from jitkern.cli.parser import command_in, file_to_read, file_to_write, take_command
 from jitkern.cli.remote.connection import connected, writable
 
 
@@ -40,8 +40,9 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="a private key to sign with for --push (default: the setting sign_key, else unsigned)",
     )  # fmt: skip
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write what was compiled and served, as JSON"
-    )
+        "--report", type=file_to_write, metavar="FILE",
+        help="write what was compiled and served, as JSON",
+    )  # fmt: skip
     take_command(parser)
     parser.set_defaults(run=run)
 

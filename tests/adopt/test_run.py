@@ -132,6 +132,14 @@ def test_no_command_and_an_unknown_one_are_told(run):
     assert (done.returncode, "may not be executed" in done.stderr) == (126, True)
 
 
+def test_a_report_that_cannot_be_written_starts_nothing(run, folder):
+    for place in ("missing/report.json", "."):
+        done = run("--report", place, command=("touch", "started"))
+        assert done.returncode == 2, done.stderr
+        assert f"{place} cannot be written: name a file in a writable directory" in done.stderr
+    assert not (folder / "started").exists()
+
+
 def test_a_script_without_a_first_line_is_run_by_a_shell(run, folder):
     (folder / "plain").write_text("exit 4\n")
     (folder / "plain").chmod(0o755)
