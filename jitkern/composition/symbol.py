@@ -25,6 +25,10 @@ _METHODS = {  # of tensors, that are called otherwise than their functions
     "bfloat16": "bfloat16", "int": "int32", "long": "int64", "short": "int16", "char": "int8",
     "byte": "uint8", "bool": "bool",
 }  # fmt: skip
+_OF_TENSORS = """
+dtype shape device ndim size dim numel requires_grad all amax amin any argmax argmin cumprod cumsum
+log_softmax logsumexp max mean median min norm prod softmax std sum var
+"""
 _WRITE_WHERE = (
     "a pointwise function runs once, on symbols, and cannot choose by a value: write "
     "torch.where(condition, a, b), torch.maximum(a, b), or `&`, `|` and `~` of conditions"
@@ -198,11 +202,14 @@ def _function(name: str, what: str) -> Callable[..., Any]:
     """Return what a function of Torch means for symbols. Raises TypeError for an unknown one."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
-    if name in ("dtype", "shape", "device", "ndim", "size", "dim", "numel", "requires_grad"):
-        why = "a pointwise function sees one element at a time, for every dtype, shape and device"
-        raise TypeError(f"x.{name} in a pointwise function: {why}")
+    if name in _OF_TENSORS.split():
+        raise TypeError(
+            f"x.{name} in a pointwise function: a pointwise function sees one element at a time, "
+            "for every dtype, shape and device, and there are no reductions"
+        )
     plain = name.removesuffix("_")
     if plain in FUNCTIONS:
         raise TypeError(f"{name}() changes its argument in place: write {plain}()")
-    hint = meant(plain, FUNCTIONS) or f"; it knows {', '.join(sorted(FUNCTIONS))}"
+    near = "" if hasattr(torch.Tensor, plain) else meant(plain, FUNCTIONS)  # it is not misspelt
+    hint = near or f"; it knows {', '.join(sorted(FUNCTIONS))}"
     raise TypeError(f"a pointwise function has no {what} `{name}`{hint}")

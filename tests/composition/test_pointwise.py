@@ -744,6 +744,11 @@ def test_python_cannot_choose_by_a_value():
         pointwise(lambda x: 1 + torch.digamma(x))
     with pytest.raises(TypeError, match="no method `siginoid`; did you mean sigmoid"):
         pointwise(lambda x: x.siginoid())
+    with pytest.raises(TypeError, match=r"no method `matmul`; it knows abs, "):
+        pointwise(lambda x: x.matmul(x))
+    for reduced in (lambda x: x - x.max(), lambda x: torch.sum(x, 0), lambda x: F.softmax(x, -1)):
+        with pytest.raises(TypeError, match="one element at a time, .*there are no reductions$"):
+            pointwise(reduced)
     with pytest.raises(TypeError, match="pass the tensor as an argument"):
         pointwise(lambda x: x + torch.ones(3))
     with pytest.raises(TypeError, match=r"write relu\(\)"):
