@@ -67,6 +67,16 @@ def test_the_name_stands_wherever_it_must(cli, here):
             compile(path.read_text(), str(path), "exec")
 
 
+def test_the_bench_says_how_it_is_used(cli, here, run_python):
+    assert cli("init", "mypkg")[0] == 0
+    script = (
+        "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_path({!r}, run_name='__main__')"
+    )
+    bench, sources = here / "mypkg" / "bench.py", here / "mypkg" / "src"
+    done = run_python(script.format(str(bench)), PYTHONPATH=str(sources))
+    assert (done.returncode, "[{cpu,cuda}]" in done.stdout) == (0, True), done.stderr
+
+
 def test_nothing_is_overwritten(cli, here):
     for arguments in (("mypkg",), ("--kernel", "relu")):
         assert cli("init", *arguments)[0] == 0
