@@ -88,7 +88,8 @@ def _sections() -> dict[str, list[Check]]:
 
 
 def _print(check: Check, *, whole: bool) -> None:
-    good = (YELLOW, "warn") if check.remedy else (GREEN, "ok  ")
+    good = (GREEN, "skip" if check.value.startswith("missing") else "ok  ")
+    good = (YELLOW, "warn") if check.remedy else good
     color, mark = good if check.ok else (RED, "FAIL")
     line = f"{check.name:20} {check.value or '-'}"
     if whole and check.origin:

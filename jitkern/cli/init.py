@@ -88,11 +88,8 @@ def run(args: argparse.Namespace) -> int:
         clangd.write(choose_ops([name]).ops)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     print_json(files=[*map(str, files)]) if args.json else print(*files, sep="\n")
-    if not args.kernel:
-        print(
-            f"\nnow: cd {name} && pip install -e '.[test]' && pytest && jitkern prewarm {name}",
-            file=sys.stderr,
-        )
+    now = f"cd {name} && pip install -e '.[test]' && pytest && jitkern prewarm {name}"
+    print(f"\nnow: {f'jitkern check {name}' if args.kernel else now}", file=sys.stderr)
     return 0
 
 

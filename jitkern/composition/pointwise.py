@@ -70,7 +70,7 @@ def pointwise(
     function: Any = None,
     /,
     *,
-    round: Literal["once", "eager"] = "once",  # noqa: A002  as the issue and the docs call it
+    round: Literal["once", "eager"] = "once",  # noqa: A002  as the docs call it
     samples: Callable[[str], Iterator[Any]] | None = None,
     dtypes: Sequence[torch.dtype] = SAMPLED,
 ) -> Any:
