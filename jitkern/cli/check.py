@@ -22,7 +22,7 @@ from jitkern import devtools
 from jitkern._command import end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import GREEN, RED, YELLOW, columns, cut, print_json, styled
+from jitkern.cli.output import GREEN, RED, YELLOW, Progress, columns, cut, print_json, styled
 from jitkern.devtools.op_check import OpCheck
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -43,11 +43,15 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     checks: list[OpCheck] = []
     broken: dict[str, str] = {}
+    progress = Progress(quiet=args.level < 0)
 
     def take(what: str, value: Any) -> None:
+        progress.clear()
         if what == "broken":
             broken.update(value)
-        elif what == "row":
+        elif what == "begun":
+            progress.show(" ".join(filter(None, OpCheck(*value)[:4])))
+        else:
             checks.append(check := OpCheck(*value))
             if not args.json and (args.level >= 0 or check.ok is False):
                 _print(check, whole=args.level > 0)

@@ -133,7 +133,10 @@ class Progress:
             if self.every:
                 print(step.text, file=sys.stderr, flush=True)
             return
-        text = f"[{step.done}/{step.total}] {step.text}"
+        self.show(f"[{step.done}/{step.total}] {step.text}")
+
+    def show(self, text: str) -> None:
+        """Show what is going on."""
         now = time.monotonic()
         if self.live:
             text = cut(f"{now - self._started:.0f} s {text}", columns(sys.stderr) - 1)
