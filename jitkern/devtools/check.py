@@ -290,7 +290,8 @@ def _terms(op: Op, sample: Sequence[Any], number: int, index: tuple[int, ...]) -
         terms = [(x * g).detach().abs() for x, g in zip(leaves, found) if g is not None]
         many = sum(int(term.count_nonzero()) for term in terms)
         total = sum(float(term.sum()) for term in terms)
-        return max(1.0, total * max(1.0, math.sqrt(many) / 2 / ROUNDINGS))
+        if math.isfinite(total):
+            return max(1.0, total * max(1.0, math.sqrt(many) / 2 / ROUNDINGS))
     return 1.0
 
 
