@@ -16,7 +16,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, NoReturn
 
 from jitkern import devtools
 from jitkern._command import end_as
@@ -27,9 +27,9 @@ from jitkern.devtools.op_check import OpCheck
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _OF_MEMORY = ": it uses memory that is not its own"
-_CRASHES: dict[int, str] = {
-    signal.SIGSEGV: _OF_MEMORY, signal.SIGBUS: _OF_MEMORY, signal.SIGABRT: "",
-    signal.SIGFPE: ": a division by zero, perhaps", signal.SIGILL: "", signal.SIGTRAP: "",
+_CAUSES = {
+    "SIGSEGV": _OF_MEMORY, "SIGBUS": _OF_MEMORY, "SIGFPE": ": a division by zero, perhaps",
+    "SIGKILL": ": out of memory, perhaps",
 }  # fmt: skip
 Tell = Callable[[str, Any], object]
 
@@ -89,9 +89,9 @@ def _check(what: list[str], seen: Container[str], tell: Tell) -> None:
 
 
 def _check_in_children(what: list[str], tell: Tell) -> None:
-    """Check in a child, which a kernel may crash; another child checks the ops that are left.
+    """Check in a child, which a kernel may end; another child checks the ops that are left.
 
-    Raises SystemExit if a child ends in another way.
+    Raises SystemExit if a child fails otherwise.
     """
     seen: set[str] = set()
     while True:
@@ -101,25 +101,45 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
         if not child:
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
             os.close(reader)
-            with open(writer, "w") as pipe:
-                _check(what, seen, lambda *told: print(json.dumps(told), file=pipe, flush=True))
-            raise SystemExit(0)
+            _check_as_child(what, seen, writer)
         os.close(writer)
         interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child tells of it
-        begun: list[Any] = []
+        last, begun = "", list[Any]()
         with open(reader) as pipe:
-            for told, value in map(json.loads, pipe):
-                tell(told, value)
-                seen |= {value[0]} if told != "broken" else set()
-                begun = value if told == "begun" else begun
+            for last, value in map(json.loads, pipe):
+                if last in ("begun", "row"):
+                    seen.add(value[0])
+                if last != "ended":
+                    tell(last, value)
+                begun = value if last == "begun" else begun
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         signal.signal(signal.SIGINT, interrupted)
-        if not code:
+        if last == "ended" and not code:
             return
-        if -code not in _CRASHES or not begun:
-            raise SystemExit(end_as(code))
-        why = f"it ended this process by {signal.Signals(-code).name}{_CRASHES[-code]}"
-        tell("row", [*begun[:4], False, why])
+        if last == "ended" or not begun:
+            raise SystemExit(end_as(code) or 1)
+        tell("row", [*begun[:4], False, f"it ended this process {_end_in_words(code)}"])
+
+
+def _check_as_child(what: list[str], seen: Container[str], writer: int) -> NoReturn:
+    """Check, tell the parent at the other end of a pipe, and end."""
+    with open(writer, "w") as pipe:
+
+        def tell(*told: Any) -> None:
+            print(json.dumps(told), file=pipe, flush=True)
+
+        try:
+            _check(what, seen, tell)
+        finally:
+            tell("ended", None)  # by itself: a kernel may end a process, with any code
+    raise SystemExit(0)
+
+
+def _end_in_words(code: int) -> str:
+    if code >= 0:
+        return f"with the exit code {code}: a kernel must return"
+    name = signal.Signals(-code).name
+    return f"by {name}{_CAUSES.get(name, '')}"
 
 
 def _print(check: OpCheck, *, whole: bool) -> None:

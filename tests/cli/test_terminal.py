@@ -337,11 +337,11 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
 CRASHING = """
 from jitkern.declare import Cpp, kernel
 
-for name, body in (("bad", "*(volatile long*)8 = 1;"), ("fine", "for (; n--;) o[n] = x[n];")):
-    op = kernel(
-        f"crashing::{name}(Tensor x) -> Tensor",
-        cpu=Cpp(text='extern "C" void f(float* o, float* x, long n) { %s }' % body),
-    )
+BODIES = {"bad": "*(volatile long*)8 = 1;", "ends": "exit(0);", "fine": "for (; n--;) o[n] = x[n];"}
+F = "#include <stdlib.h>\\n" 'extern "C" void f(float* o, float* x, long n) { %s }'
+
+for name, body in BODIES.items():
+    op = kernel(f"crashing::{name}(Tensor x) -> Tensor", cpu=Cpp(text=F % body))
 
     @op.launch("cpu")
     def launch(k, x):
@@ -363,6 +363,8 @@ def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     rows = {(c["op"], c["check"]): c for c in last_json(done.stdout)["checks"]}
     assert rows["crashing::bad", "reference"]["ok"] is False
     assert "SIGSEGV" in rows["crashing::bad", "reference"]["note"]
+    assert rows["crashing::ends", "reference"]["ok"] is False
+    assert "with the exit code 0" in rows["crashing::ends", "reference"]["note"]
     assert rows["crashing::fine", "opcheck"]["ok"] is True
 
 

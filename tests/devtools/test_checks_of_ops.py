@@ -135,6 +135,19 @@ def test_a_sum_of_any_order_passes(shift):
     assert note.endswith("16 wrong of 16 numbers")
 
 
+def test_an_op_that_is_a_gradient_needs_no_samples():
+    backward = kernel(
+        f"jitkern_check::op{next(_number)}(Tensor grad) -> Tensor", cpu=Cpp(text=SOURCE)
+    )
+    backward.launch("cpu")(twice)
+    forward = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=SOURCE))
+    assert [row.ok for row in check.checks_of(backward, ["cpu"])] == [False]
+    forward.backward(backward)
+    (row,) = check.checks_of(backward, ["cpu"])
+    assert row.ok is None
+    assert row.note == f"it has no samples: {forward.name} checks it as its gradient"
+
+
 def test_infinite_terms_allow_no_error():
     x = torch.tensor([1e30, 2.0, 3.0])
     row = rows_of(lambda k, x: 1.01 * x, x, lambda x: x.double().exp().log().to(x))["reference"]
