@@ -126,7 +126,7 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
             str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
             "where compiling is allowed, and with this cache or one that becomes a layer of it",
             path=e.path,
-        ) from e
+        ) from None
     assert isinstance(variant.source, Inline)
     outdated = not new and is_outdated(variant.source, entry)
     return (_again(variant, target), True) if outdated else (entry, new)
