@@ -98,7 +98,7 @@ def _counted(jit: str, name: str, module: Any) -> None:
 
     @functools.wraps(compile_it)
     def compiles(*args: Any, **kwargs: Any) -> Any:
-        what, where = _name_in(args) or path[-1], _asked_at()
+        what, where = _name_in(args) or "a kernel", _asked_at()
         _begins(jit, what, where)
         started = time.perf_counter()
         _compiling.append(where)
