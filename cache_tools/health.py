@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jitkern.cache import VERSION, eviction, lock
+from jitkern.cache.manifest import LOG, NAME
 from jitkern.cache.root import STALE_STAGING
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import (
@@ -282,10 +283,12 @@ def _leftovers(settings: Config) -> Check:
     version = settings.cache_dir / VERSION
     now = time.time()
     builds = sum(now - path.lstat().st_mtime > STALE_STAGING for path in _inside(version / "tmp"))
-    failures = len(_inside(version / "bad"))
-    value = f"{builds} unfinished builds, {failures} damaged entries and logs of failures"
+    bad = _inside(version / "bad")
+    damaged = [path for path in bad if (path / NAME).exists() or not (path / LOG).exists()]
+    value = f"{counted(builds, 'unfinished build')}, {counted(len(damaged), 'damaged entry')}, "
+    value += f"{counted(len(bad) - len(damaged), 'log')} of failed compiles"
     value += f", {len(_inside(version / 'trash'))} in the trash"
-    if failures:
+    if damaged:
         return warning(value, f"look into {version / 'bad'}, and delete it")
     return warning(value, "the next compile deletes them") if builds else fine(value)
 

@@ -107,10 +107,9 @@ def tell(event: Event, kind: str) -> None:
         _counts["seconds"] += event.seconds if event.status == "built" else 0
     _log.log(
         logging.DEBUG if event.status == "hit" else logging.INFO,
-        "%s %s.%s for %s in %.3f s: %s",
+        "%s %s for %s in %.3f s: %s",
         event.status,
-        event.op,
-        event.variant,
+        ".".join(filter(None, (event.op, event.variant))),
         event.target,
         event.seconds,
         event.path or event.reason,

@@ -64,6 +64,7 @@ def named(args: argparse.Namespace, chosen: list[T]) -> list[T]:
         wanted = EntryFilter(**{field: name})
         if "*" not in name and not cache_tools.rows(opened(), wanted, verify="none"):
             known = {n for row in every for n in (row.op, row.op.removeprefix("jitkern::"))}
+            known |= {f"{row.op.partition('::')[0]}::*" for row in every}
             if field != "op":
                 known = {getattr(row, field) for row in every}
             if field == "target":  # and what it may leave out

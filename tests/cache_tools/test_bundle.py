@@ -231,6 +231,15 @@ def filled(cache_dir, publish):
     return cache
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("nowhere/b.tar", "there is no folder nowhere"), ("b.zip", "is no name of a bundle")],
+)
+def test_a_bundle_needs_a_name_and_a_folder(cli, filled, path, says):
+    code, _, err = cli("cache", "pack", "-o", path)
+    assert (code, says in err) == (2, True), err
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_pack_and_unpack(cli, filled, tmp_path, suffix):
     path = tmp_path / f"b{suffix}"

@@ -134,6 +134,7 @@ def test_stats_tell_sizes_by_target_and_op(put, cli):
     ("name", "says"),
     [
         ("--op mylib::scle", "has the op `mylib::scle`; did you mean mylib::scale?"),
+        ("--op mylib", "has the op `mylib`; did you mean mylib::*?"),
         ("--op mylib::scale --op mylib::scle", "has the op `mylib::scle`"),
         ("--target cuda-sm_9", "has the target `cuda-sm_9`"),
         ("--layer /nonexistent", "has the layer `/nonexistent`"),

@@ -474,8 +474,11 @@ def test_leftovers_are_counted(root):
     for name in ("tmp/old", "tmp/new", "bad/1.x", "trash/1.x", "trash/2.x"):
         (root / "v1" / name).mkdir(parents=True)
     os.utime(root / "v1/tmp/old", (0, 0))
+    (root / "v1/bad/2.failed").mkdir()
+    (root / "v1/bad/2.failed/compile.log").touch()
     check = looked()["cache leftovers"]
-    assert check.value.startswith("1 unfinished builds") and ", 1 damaged" in check.value
+    assert "1 damaged entry, 1 log of failed compiles" in check.value
+    assert check.value.startswith("1 unfinished build,") and ", 1 damaged" in check.value
     assert check.value.endswith("2 in the trash") and str(root / "v1/bad") in check.remedy
 
 

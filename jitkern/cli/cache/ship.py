@@ -69,10 +69,11 @@ def run_pack(args: argparse.Namespace) -> int:
         say("--name, --version and --platform are for --wheel")
         return 2
     path = args.output
-    if not args.wheel and not (
-        path.name.endswith(bundle.SUFFIXES) and path.absolute().parent.is_dir()
-    ):
-        say(f"`{path}` is no place for a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst")
+    if not args.wheel and not path.name.endswith(bundle.SUFFIXES):
+        say(f"`{path}` is no name of a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst")
+        return 2
+    if not args.wheel and not path.absolute().parent.is_dir():
+        say(f"`{path}` cannot be written: there is no folder {path.parent}")
         return 2
     cache = opened()
     chosen = named(args, cache_tools.chosen(cache, wanted(args)))
