@@ -30,7 +30,7 @@ BUDGETS = {
     "files": 447,
     "config": 1012,
     "cache": 1929,
-    "source": 4098,
+    "source": 4106,
     "cache_tools": 1834,
     "remote": 2311,
     "calls": 752,

@@ -103,6 +103,9 @@ CUDA_SUFFIXES = (".cu", ".cuh")  # of the files that nvcc compiles
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
+_OURS = {"folder", "package", "module", "unit_flags", "others", "written_at"}  # not for authors
+
+
 class _Signature:
     """The parameters of a kind of source, for `inspect`: its own ones, then those of `Source`."""
 
@@ -111,7 +114,8 @@ class _Signature:
 
         own, shared = (inspect.signature(c.__init__).parameters for c in (kind, Source))
         _, *listed = {**own, **shared, **own}.values()
-        return inspect.Signature([p for p in listed if p.kind != p.VAR_KEYWORD])
+        told = (p for p in listed if p.kind != p.VAR_KEYWORD and p.name not in _OURS)
+        return inspect.Signature([*told])
 
 
 class Source:
@@ -141,6 +145,10 @@ class Source:
     seconds: ClassVar[float] = 0.4  # that a compile usually takes
     function: str = ""  # of an Extension
     __signature__ = _Signature()
+
+    def __init_subclass__(cls) -> None:
+        if cls.__doc__ and Source.__doc__:  # not under -OO
+            cls.__doc__ += Source.__doc__.partition("\n")[2]
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     @config.hide_internal_frames
@@ -208,8 +216,8 @@ class Source:
     @classmethod
     def _keywords(cls) -> list[str]:
         """The keywords that authors write."""
-        names = {p.name for p in cls.__signature__.parameters.values() if p.kind == p.KEYWORD_ONLY}
-        return sorted(names - {"folder", "package", "module", "unit_flags", "others", "written_at"})
+        parameters = cls.__signature__.parameters.values()
+        return sorted(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
 
     def flags_of(self, file: str) -> tuple[str, ...]:
         """The flags for one of the files: the flags for all files, then its own."""

@@ -1,4 +1,6 @@
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,10 @@ def test_extension_with_a_namespace_is_not_pybind():
 )
 def test_label_is_readable(variant, label):
     assert variant.label == label
+
+
+@pytest.mark.parametrize("kind", [Cpp, Cuda, Extension, Triton])
+def test_the_help_of_a_source_explains_each_argument(kind):
+    told = inspect.getdoc(kind)
+    for name in inspect.signature(kind).parameters:
+        assert re.search(rf"^(.*, )?{name}(, .*)?:", told, re.MULTILINE), name
