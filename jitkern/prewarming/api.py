@@ -39,7 +39,8 @@ def prewarm(
 ) -> list[Result]:
     """Compile all that calls of ops need, for this machine or for any target, without its device.
 
-    ops: ops, or names of ops, namespaces, packages or modules; by default all declared ops.
+    ops: ops, or names of ops, namespaces, packages or modules, or one name; by default all
+        declared ops.
     targets: targets or their texts; by default the targets of this machine.
     recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
     shard: (part from 1, parts): do only this part of the work; "auto": the part from the job
@@ -100,7 +101,7 @@ def groups_of(chosen: Iterable[OpCalls], targets: Sequence[Target]) -> list[Grou
 
 def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
     chosen: dict[str, OpCalls] = {}
-    for item in ops:
+    for item in [ops] if isinstance(ops, str) else ops:
         if isinstance(item, str):
             matches = ops_named(item)
             if not matches:

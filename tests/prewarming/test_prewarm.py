@@ -397,6 +397,11 @@ def test_the_python_api_does_what_the_command_does(package, cache_dir):
         jitkern.prewarm([op], ["cuda-sm_nothing"])
 
 
+def test_a_single_name_is_not_iterated():
+    with pytest.raises(DeclarationError, match="`nothing` is not a declared op"):
+        jitkern.prewarm("nothing")
+
+
 @pytest.mark.long
 def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     importlib.import_module(f"{package}.kernel")
