@@ -56,7 +56,9 @@ def test_a_schema_that_is_none_has_a_reason(text, says):
         kernel(schema(text))
 
 
-@pytest.mark.parametrize(("kind", "meant"), [("cpp", "cpu"), ("cude", "cuda"), ("tritn", "triton")])
+@pytest.mark.parametrize(
+    ("kind", "meant"), [("cpp", "cpu"), ("cude", "cuda"), ("tritn", "triton"), ("gpu", "cuda")]
+)
 def test_a_kind_of_launch_that_is_none(kind, meant):
     op = kernel(schema())
     with pytest.raises(DeclarationError, match=f"did you mean '{meant}'"):
