@@ -19,8 +19,9 @@ from jitkern.composition.definition import Definition, FormulaParameter, bound, 
 from jitkern.composition.expression import CONST, INPUT, node, plain, replaced
 from jitkern.composition.reference import evaluated
 from jitkern.errors import DeclarationError
+from jitkern.op.declaration import DEVICES
 from jitkern.op.op import Op, Result
-from jitkern.source.dtypes import DTYPES, codes_of_torch
+from jitkern.source.dtypes import codes_of_torch
 
 KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
 OF_KIND: dict[str, Any] = {"tensor": torch.Tensor, **{name: kind for kind, name in KINDS.items()}}
@@ -116,18 +117,23 @@ class Pointwise(Definition, Generic[Result]):
         dtypes: dtypes of the tensors, as `"bf16,f32"` or a list of Torch's; the text then begins
         with the template arguments of a call with tensors of these dtypes.
         """
+        if device not in DEVICES:
+            raise DeclarationError(f"source({device!r:.80}): it is 'cuda' or 'cpu'")
         text = registration.text_of(self, device)
         if dtypes is None:
             return text
         listed: list[Any] = dtypes.split(",") if isinstance(dtypes, str) else list(dtypes)
-        listed = [
-            getattr(torch, DTYPES[d.strip()].torch) if isinstance(d, str) else d for d in listed
-        ]
+        codes = codes_of_torch()
+        named = {code: dtype for dtype, code in codes.items()}
+        listed = [named.get(d.strip(), d) if isinstance(d, str) else d for d in listed]
+        for unknown in [d for d in listed if d not in [*codes]]:
+            raise DeclarationError(
+                f"source(): no kernel knows `{unknown}`; dtypes are {', '.join(named)}"
+            )
         if len(listed) != len(self.tensors):
             raise ValueError(
                 f"{self.name} takes {len(self.tensors)} tensors, got {len(listed)} dtypes"
             )
-        codes = codes_of_torch()
         template = registration.template_of(self, listed)
         return f"// {', '.join(f'{name} = {codes[d]}' for name, d in template.items())}\n{text}"
 

@@ -772,6 +772,14 @@ def test_text_can_be_read():
     assert geglu.__doc__ == "The gated linear unit with GELU."
 
 
+@pytest.mark.parametrize("dtypes", ["bf17,f32", [torch.float32, torch.complex64]])
+def test_text_for_what_there_is_not_is_refused(dtypes):
+    with pytest.raises(DeclarationError, match="'rocm'.*: it is 'cuda' or 'cpu'"):
+        geglu.source("rocm")
+    with pytest.raises(DeclarationError, match=r"`(bf17|torch.complex64)`; dtypes are f16, bf16"):
+        geglu.source("cuda", dtypes=dtypes)
+
+
 def test_a_signature_has_the_parameters_of_the_author():
     def f(x, limit: float = math.inf, *, n: int = 2, y):
         return torch.clamp(x, max=limit) * n + y
