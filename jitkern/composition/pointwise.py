@@ -23,6 +23,7 @@ from jitkern.composition.function import KINDS, OF_KIND, Pointwise, place_of
 from jitkern.composition.symbol import Element, named
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Result
+from jitkern.source.dtypes import codes_of_torch
 
 _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
 
@@ -86,6 +87,12 @@ def pointwise(
     """
     if round not in ("once", "eager"):
         raise DeclarationError(f"pointwise(round={round!r}): it is 'once' or 'eager'")
+    codes = codes_of_torch()
+    for unknown in [dtype for dtype in dtypes if dtype not in [*codes]]:
+        raise DeclarationError(
+            f"pointwise(dtypes=[{unknown!r}]): they are dtypes of Torch that kernels know, as "
+            f"{', '.join(map(str, codes))}"
+        )
     if function is None:
         return functools.partial(_traced, eager=round == "eager", samples=samples, dtypes=dtypes)
     return _traced(function, eager=round == "eager", samples=samples, dtypes=dtypes)

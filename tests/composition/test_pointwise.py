@@ -759,6 +759,9 @@ def test_python_cannot_choose_by_a_value():
         pointwise(lambda x: 2.0)
     with pytest.raises(DeclarationError, match="round='twice'"):
         pointwise(round="twice")
+    for dtype in ("floot", torch.complex64):
+        with pytest.raises(DeclarationError, match=rf"dtypes=\[.*{dtype}.*that kernels know, as "):
+            pointwise(dtypes=[dtype])
 
 
 def test_text_can_be_read():
