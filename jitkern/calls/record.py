@@ -181,6 +181,8 @@ def parsed(line: bytes | str) -> RecordedCall:
     """
     try:
         return _decoded_call(json.loads(line, parse_int=_integer))
+    except KeyError as e:
+        raise ValueError(f'it has no "{e.args[0]}"') from e
     except (TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as e:
         raise ValueError(f"{e!r:.200}") from e
 
@@ -244,7 +246,7 @@ def meta_tensor(
 
 
 def _dtype(text: str) -> torch.dtype:
-    dtype = vars(torch)[text]  # getattr() would import modules of Torch that have such a name
+    dtype = vars(torch).get(text)  # getattr() would import modules of Torch that have such a name
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"`{text}` is not a dtype of Torch")
     return dtype

@@ -58,7 +58,9 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
         fields = _loaded(body)
         if fields["schema"] != SCHEMA:
             raise ValueError(f"its schema is {fields['schema']!r:.40}, and not {SCHEMA}")
-        call = _loaded(fields["call"])
+        call = _loaded(fields["call"], "its call")
+        lacking = "".join([f'; it has no "{name}"' for name in _FIELDS if name not in call][:1])
+        _check(not lacking, f"its call is not a line of a recording{lacking}")
         line = {name: call[name] for name in _FIELDS}
         names = [line[name] for name in ("op", "device", "kind")]
         want = fields.get("want", [])
@@ -72,6 +74,8 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
             f"`want` is not a list of at most {MAX_WANTED} digests",
         )
         targets = _targets(fields["targets"])
+    except KeyError as e:
+        raise ValueError(f'it is not a request to build: it has no "{e.args[0]}"') from e
     except (TypeError, LookupError, AttributeError, RecursionError) as e:
         raise ValueError(f"it is not a request to build: {e!r:.200}") from e
     line["module"] = modules.get(line["op"], "")  # `prewarm --from` imports it
@@ -79,10 +83,13 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
     return Asked(text, line["op"], targets, frozenset(digest[:16] for digest in want))
 
 
-def _loaded(text: bytes | str) -> dict[str, Any]:
-    value = json.loads(text, parse_int=_integer, parse_constant=_refuse)
+def _loaded(text: bytes | str, what: str = "it") -> dict[str, Any]:
+    try:
+        value = json.loads(text, parse_int=_integer, parse_constant=_refuse)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{what} is not JSON: {e}") from e
     if not isinstance(value, dict):
-        raise TypeError("it is not a JSON object")
+        raise TypeError(f"{what} is not a JSON object")
     return value
 
 

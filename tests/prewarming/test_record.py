@@ -160,6 +160,17 @@ def test_a_line_that_is_no_call_is_named(tmp_path, line):
         record.read(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [('{"a":1}', 'it has no "schema"'), (recorded_line("a::b", 1).replace("float32", "f7"), "`f7` is not a dtype")],
+)  # fmt: skip
+def test_what_a_line_lacks_is_told_without_a_python_error(tmp_path, line, says):
+    path = tmp_path / "calls"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DeclarationError, match=f"line 1 is not a recorded call: .*{says}"):
+        record.read(path)
+
+
 def test_an_op_that_is_not_here_is_named(cli, tmp_path):
     path = tmp_path / "calls"
     path.write_text(

@@ -150,6 +150,19 @@ def test_what_is_no_request_is_400(client):
         assert (answer.status, bool(answer.json["reason"])) == (400, True), body
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"schema":1}', 'it is not a request to build: it has no "call"'),
+        (asked("{}"), 'its call is not a line of a recording; it has no "schema"'),
+        (asked("x"), "its call is not JSON: Expecting value"),
+        (b"x", "it is not JSON: Expecting value"),
+    ],
+)
+def test_what_a_request_lacks_is_told_without_a_python_error(client, body, says):
+    assert client.ask("POST", "/v1/build", body).json["reason"].startswith(says)
+
+
 NO_ARGUMENTS = [
     tensor(2**63 - 1, 2**63 - 1),
     {**tensor(4), "more": 1},
