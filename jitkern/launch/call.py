@@ -165,10 +165,15 @@ def _constant(op: str, name: str, value: Any) -> Constant:
     codes = codes_of_torch()
     if isinstance(value, torch.dtype) and value in codes:
         return codes[value]
-    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
+    if isinstance(value, torch.dtype):
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
+        raise LaunchError(
+            f"{op}: template argument {name}: no kernel knows {value}; dtypes that kernels know "
+            f"are {dtypes}: convert the tensor, or refuse its dtype"
+        )
     raise LaunchError(
-        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
-        f"dtypes that kernels know are {dtypes}: convert the tensor, or refuse its dtype"
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float"
+        + ": write a dtype like torch.float32" * isinstance(value, str)
     )
 
 

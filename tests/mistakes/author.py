@@ -185,7 +185,7 @@ CALLS = [
     _host("call_str", "alpha * x", "alpha * x", "", "Expected a value of type 'float' for argument 'alpha'", call="scale(torch.ones(3), 'a')"),
     _host("call_list", "alpha * x", "alpha * x", "", "Expected a value of type 'Tensor' for argument 'x'", call="scale([1.0, 2.0], 2.5)"),
     _host("call_int", "alpha * x", "alpha * x", "", call="scale(torch.ones(3, dtype=torch.int32), 2.0)"),
-    _host("call_complex", "alpha * x", "alpha * x", CPU_LAUNCH[:-1], "T=torch.complex64 must be a dtype", "kernels know are float16, bfloat16, float32", "convert the tensor, or refuse its dtype", call="scale(torch.ones(3).to(torch.complex64), 2.5)"),
+    _host("call_complex", "alpha * x", "alpha * x", CPU_LAUNCH[:-1], "template argument T: no kernel knows torch.complex64", "kernels know are float16, bfloat16, float32", "convert the tensor, or refuse its dtype", call="scale(torch.ones(3).to(torch.complex64), 2.5)"),
     _host("backward_too_many", "return scale(grad, alpha)", "return scale(grad, alpha), None, None", "@scale.backward", "returned 3 gradients for the tensors x: return one gradient, or None, for each", call=BACKWARD),
     _host("backward_shape", "return scale(grad, alpha)", "return scale(grad, alpha).sum()", "@scale.backward", "and `x` has the shape [3]: return a gradient of that shape", call=BACKWARD),
     _host("flag_of_no_cpp", 'Cpp("scale.cpp")', 'Cpp("scale.cpp", flags=["-fno-such-flag"])', CPU_LAUNCH[:-1], "unrecognized command-line option ‘-fno-such-flag’", "scale.cpp is declared with flags=['-fno-such-flag']: correct them"),
