@@ -198,7 +198,7 @@ class Pointwise(Definition, Generic[Result]):
         unknown = [name for name in names or () if name not in known]
         if unknown:
             raise ValueError(
-                f"{self.name} has no tensor argument `{unknown[0]}`: {', '.join(known)}"
+                f"{self.name} has no tensor argument `{unknown[0]}`; it has: {', '.join(known)}"
             )
         found = self.gradient.expressions([known[name] for name in names or known])
         found = {i: one for i, one in found.items() if one.op != CONST}

@@ -934,11 +934,14 @@ def test_is_pickled_and_copied_as_itself():
         pickle.dumps(square >> square >> square)
 
 
+def test_a_gradient_by_no_argument_is_told_which_there_are():
+    with pytest.raises(ValueError, match="no tensor argument `z`; it has: gate, up$"):
+        geglu.grad(wrt="z")
+
+
 @pytest.mark.long
 def test_the_gradient_is_a_function_too():
     derived = geglu.grad(wrt="gate")
     assert [p.name for p in derived.parameters] == ["d_out", "gate", "up"]
     x = randn(9)
     torch.testing.assert_close(square.grad()(torch.ones(9), x), 2 * x)
-    with pytest.raises(ValueError, match="no tensor argument `z`"):
-        geglu.grad(wrt="z")
