@@ -29,6 +29,11 @@ _OF_TENSORS = """
 dtype shape device ndim size dim numel requires_grad all amax amin any argmax argmin cumprod cumsum
 log_softmax logsumexp max mean median min norm prod softmax std sum var
 """
+_RANDOM = """
+alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential
+feature_alpha_dropout geometric gumbel_softmax log_normal multinomial normal poisson rand_like
+randint_like randn_like random rrelu uniform
+"""
 _WRITE_WHERE = (
     "a pointwise function runs once, on symbols, and cannot choose by a value: write "
     "torch.where(condition, a, b), torch.maximum(a, b), or `&`, `|` and `~` of conditions"
@@ -208,6 +213,10 @@ def _function(name: str, what: str) -> Callable[..., Any]:
             "for every dtype, shape and device, and there are no reductions"
         )
     plain = name.removesuffix("_")
+    if plain in _RANDOM.split():
+        raise TypeError(
+            f"{name}(): a pointwise function is deterministic: pass the noise as an argument"
+        )
     if plain in FUNCTIONS:
         raise TypeError(f"{name}() changes its argument in place: write {plain}()")
     near = "" if hasattr(torch.Tensor, plain) else meant(plain, FUNCTIONS)  # it is not misspelt

@@ -749,6 +749,12 @@ def test_python_cannot_choose_by_a_value():
     for reduced in (lambda x: x - x.max(), lambda x: torch.sum(x, 0), lambda x: F.softmax(x, -1)):
         with pytest.raises(TypeError, match="one element at a time, .*there are no reductions$"):
             pointwise(reduced)
+    for noisy in (
+        lambda x: x + torch.rand_like(x), lambda x: x * torch.bernoulli(x),
+        lambda x: -F.dropout(x), lambda x: x.normal_(),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="is deterministic: pass the noise as an argument$"):
+            pointwise(noisy)
     with pytest.raises(TypeError, match="pass the tensor as an argument"):
         pointwise(lambda x: x + torch.ones(3))
     with pytest.raises(TypeError, match=r"write relu\(\)"):
