@@ -148,6 +148,9 @@ class Element:
     __len__ = __iter__ = __getitem__ = __contains__ = _refused(
         "a pointwise function sees one element at a time, which has no parts"
     )
+    __matmul__ = __rmatmul__ = _refused(
+        "a pointwise function sees one element at a time, and there are no products of matrices"
+    )
     __setitem__ = __delitem__ = _refused("a pointwise function changes nothing in place")
 
     def __pow__(self, exponent: Any) -> Any:

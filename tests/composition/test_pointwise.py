@@ -749,6 +749,9 @@ def test_python_cannot_choose_by_a_value():
     for reduced in (lambda x: x - x.max(), lambda x: torch.sum(x, 0), lambda x: F.softmax(x, -1)):
         with pytest.raises(TypeError, match="one element at a time, .*there are no reductions$"):
             pointwise(reduced)
+    for product in (lambda x: x @ x, lambda x: 2 @ x):
+        with pytest.raises(TypeError, match="`x`: .* there are no products of matrices$"):
+            pointwise(product)
     for noisy in (
         lambda x: x + torch.rand_like(x), lambda x: x * torch.bernoulli(x),
         lambda x: -F.dropout(x), lambda x: x.normal_(),
