@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complete()
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)
+            args.own_process = argv is None
             use_color(args.color)
             if getattr(args, "cache_dir", None):
                 origins = {"cache_dir": "--cache-dir"}

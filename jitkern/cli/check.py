@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
             if not args.json and (args.level >= 0 or check.ok is False):
                 _print(check, whole=args.level > 0)
 
-    if "torch" in sys.modules:  # after a fork of this process its threads would be missing
-        _check(args.what, (), take)
-    else:
+    if args.own_process:  # without Torch yet, whose threads a fork would lack
         _check_in_children(args.what, take)
+    else:
+        _check(args.what, (), take)
     failed = sum(check.ok is False for check in checks)
     done = sum(check.ok is True for check in checks)
     ok = not failed and bool(done) and not broken
