@@ -107,11 +107,11 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
         last, begun = "", list[Any]()
         with open(reader) as pipe:
             for last, value in map(json.loads, pipe):
-                if last in ("begun", "row"):
-                    seen.add(value[0])
                 if last != "ended":
                     tell(last, value)
-                begun = value if last == "begun" else begun
+                if last in ("begun", "row"):
+                    seen.add(value[0])
+                    begun = value if last == "begun" else []
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         signal.signal(signal.SIGINT, interrupted)
         if last == "ended" and not code:

@@ -55,6 +55,7 @@ def checks_of(
         if device not in devices:
             yield OpCheck(op.name, device, "", "reference", None, f"no {device} device here")
             continue
+        begin(OpCheck(op.name, device, "", "samples", None, ""))
         samples, problem = _samples(op, device)
         forward = [o for o in op_room.op.OPS.values() if o.gradient and o.gradient.op is op]
         if not samples and forward and not op.declaration.samples:

@@ -337,7 +337,8 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
 CRASHING = """
 from jitkern.declare import Cpp, kernel
 
-BODIES = {"bad": "*(volatile long*)8 = 1;", "ends": "exit(0);", "fine": "for (; n--;) o[n] = x[n];"}
+COPY = "for (; n--;) o[n] = x[n];"
+BODIES = {"bad": "*(volatile long*)8 = 1;", "ends": "exit(0);", "fine": COPY, "last": COPY}
 F = "#include <stdlib.h>\\n" 'extern "C" void f(float* o, float* x, long n) { %s }'
 
 for name, body in BODIES.items():
@@ -351,6 +352,7 @@ for name, body in BODIES.items():
 
     op.reference(lambda x: x.clone())
     op.samples(lambda device: [__import__("torch").ones(5, device=device)])
+op.samples(lambda device: __import__("os").abort())
 """
 
 
@@ -366,6 +368,7 @@ def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     assert rows["crashing::ends", "reference"]["ok"] is False
     assert "with the exit code 0" in rows["crashing::ends", "reference"]["note"]
     assert rows["crashing::fine", "opcheck"]["ok"] is True
+    assert "by SIGABRT" in rows["crashing::last", "samples"]["note"]
 
 
 def test_what_fails_at_its_import_is_not_checked(cli, tmp_path, monkeypatch):
