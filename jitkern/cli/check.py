@@ -24,6 +24,7 @@ from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import GREEN, RED, YELLOW, Progress, columns, cut, print_json, styled
 from jitkern.devtools.op_check import OpCheck
+from jitkern.target import unsupported
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _OF_MEMORY = ": it uses memory that is not its own"
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
             if not args.json and (args.level >= 0 or check.ok is False):
                 _print(check, whole=args.level > 0)
 
-    if args.own_process:  # without Torch yet, whose threads a fork would lack
+    # The command itself has no Torch yet, whose threads a fork would lack.
+    if args.own_process and not unsupported():
         _check_in_children(args.what, take)
     else:
         _check(args.what, (), take)

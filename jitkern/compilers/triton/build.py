@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -84,7 +83,7 @@ class TritonProcess:
         self.environment = environment
         self.owner = os.getpid()
         self._stderr = os.memfd_create("triton")  # of LLVM, which says there why it ends
-        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
+        self._heard = 0  # bytes of it
         self._child = Child(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
             env=environment, guarded=False,  # it ends by itself when our pipe closes
@@ -121,8 +120,8 @@ class TritonProcess:
 
     def _said(self) -> str:
         """Return what came on stderr since the last request."""
-        text = os.pread(self._stderr, os.fstat(self._stderr).st_size, 0)
-        os.ftruncate(self._stderr, 0)
+        text = os.pread(self._stderr, os.fstat(self._stderr).st_size - self._heard, self._heard)
+        self._heard += len(text)
         return text.decode(errors="replace")
 
 
