@@ -140,7 +140,7 @@ def test_the_options_of_each_kind_of_source_are_those_of_all():
     assert told == {p.name: p.annotation for p in shared if p.kind == p.KEYWORD_ONLY}
     for kind in SOURCES.values():
         listed = inspect.signature(kind).parameters
-        assert list(listed)[0] == "files" and told.keys() - kinds._OURS < {*listed}
-        assert not {"rest", *kinds._OURS}.intersection(listed)
+        assert list(listed)[0] == "files" and told.keys() - kinds.OURS < {*listed}
+        assert not {"rest", *kinds.OURS}.intersection(listed)
     assert inspect.signature(Cpp).parameters["native"].default is False
     assert {"function", "libraries", "ldflags"} < {*inspect.signature(Extension).parameters}

@@ -103,7 +103,7 @@ CUDA_SUFFIXES = (".cu", ".cuh")  # of the files that nvcc compiles
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
-_OURS = {"folder", "package", "module", "unit_flags", "others", "written_at"}  # not for authors
+OURS = {"folder", "package", "module", "unit_flags", "others", "written_at"}  # not for authors
 
 
 class _Signature:
@@ -114,7 +114,7 @@ class _Signature:
 
         own, shared = (inspect.signature(c.__init__).parameters for c in (kind, Source))
         _, *listed = {**own, **shared, **own}.values()
-        told = (p for p in listed if p.kind != p.VAR_KEYWORD and p.name not in _OURS)
+        told = (p for p in listed if p.kind != p.VAR_KEYWORD and p.name not in OURS)
         return inspect.Signature([*told])
 
 
