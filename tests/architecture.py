@@ -34,7 +34,7 @@ BUDGETS = {
     "cache_tools": 1834,
     "remote": 2311,
     "calls": 754,
-    "compilers": 5411,
+    "compilers": 5412,
     "loading": 645,
     "jit": 828,
     "adopt": 1712,

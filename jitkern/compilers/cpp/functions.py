@@ -6,7 +6,7 @@ Template arguments have names here, and are put into the order of the template's
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jitkern.compilers.result import missing_function
 from jitkern.errors import CompileError
@@ -21,6 +21,7 @@ _TYPES = {  # the word read as the name of a parameter that has no name
     "typename", "class", "auto", "bool", "char", "short", "int", "long", "signed", "unsigned",
     "size_t", "int32_t", "int64_t", "uint32_t", "uint64_t",
 }  # fmt: skip
+_BY_POSITION = 'pass template arguments by position: {"0": …}'
 _NAMED = {f"jitkern_{code}": d.host for code, d in DTYPES.items() if " " in d.host}
 TYPES = "".join(f"typedef {spelled} {name}; " for name, spelled in _NAMED.items())
 
@@ -41,6 +42,13 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
         parameter: _macro(variant, parameter, value) for parameter, value in arguments.items()
     }
     return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
+
+
+def check_used(variant: Variant, macros: Iterable[str], texts: Sequence[str]) -> None:
+    """Raise CompileError for a template argument that became a macro, and that no text uses."""
+    for name in macros:
+        if not any(re.search(rf"\b{name}\b", text) for text in texts):
+            raise _refusal(variant, f"has neither a template parameter nor a macro `{name}`")
 
 
 def parameter_lists(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
@@ -74,34 +82,26 @@ def ordered(variant: Variant, lists: Sequence[tuple[str, ...]]) -> tuple[str, ..
     fitting = {order for names, order in best.items() if names[:most] == order}
     if len(fitting) == 1 or not most:
         return next(iter(fitting), ())
-    what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
-    names, order = next(iter(best.items()))
     if fitting:
-        raise CompileError(
-            f"{what} has several declarations that fit, `{'`, `'.join(map(', '.join, best))}`: "
-            'pass template arguments by position: {"0": …}',
-            op=variant.op,
-        )
-    place, missing = next(
-        (i, name) for i, (name, other) in enumerate(zip(names, order)) if name != other
-    )
-    if missing.isdecimal():
-        raise CompileError(
-            f"{what} is given template argument {order[-1]} by number, and not {missing}: C++ "
-            f"needs all arguments before it, so give `{missing}` too",
-            op=variant.op,
-        )
-    if missing in _TYPES:
-        raise CompileError(
-            f"{what} has no name for template parameter {place}, `{missing}`: pass template "
-            'arguments by position: {"0": …}',
-            op=variant.op,
-        )
-    raise CompileError(
-        f"{what} is a template of <{', '.join(names)}>: give `{missing}` too, since C++ "
-        f"needs all arguments before `{order[-1]}`",
-        op=variant.op,
-    )
+        fit = "`, `".join(map(", ".join, best))
+        raise _refusal(variant, f"has several declarations that fit, `{fit}`: {_BY_POSITION}")
+    names, order = next(iter(best.items()))
+    place = next(i for i, (name, other) in enumerate(zip(names, order)) if name != other)
+    missing, last = names[place], order[-1]
+    why = (
+        f"is given template argument {last} by number, and not {missing}: C++ needs all arguments "
+        f"before it, so give `{missing}` too" if missing.isdecimal()
+        else f"has no name for template parameter {place}, `{missing}`: {_BY_POSITION}"
+        if missing in _TYPES
+        else f"is a template of <{', '.join(names)}>: give `{missing}` too, since C++ needs all "
+        f"arguments before `{last}`"
+    )  # fmt: skip
+    raise _refusal(variant, why)
+
+
+def _refusal(variant: Variant, why: str) -> CompileError:
+    what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
+    return CompileError(f"{what} {why}", op=variant.op)
 
 
 def spelled(value: Constant, language: str) -> str:
