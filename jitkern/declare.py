@@ -130,9 +130,7 @@ def _placed(
     package = caller.get("__package__") or ""
     sources: dict[str, tuple[Source, ...]] = {}
     for device, value in declared.items():
-        if not isinstance(value, (str, Source, Sequence)):
-            raise DeclarationError(f"`{schema}`: {device}={value!r} is not a source")
-        items = (value,) if isinstance(value, Source) else tuple(value)
+        items = tuple(value) if isinstance(value, Sequence) else (value,)
         if isinstance(value, str):
             remedy = f"{device}={_source_of(value, device)}"
             raise DeclarationError(f"`{schema}`: {device}={value!r} is a string: write {remedy}")
@@ -140,6 +138,8 @@ def _placed(
         if wrong:
             names = ", ".join(kind.__name__ for kind in _allowed(device))
             fitting = " or ".join(f"{d}=" for d in getattr(wrong[0], "devices", ()))
+            if isinstance(wrong[0], type):
+                fitting = f"{device}={wrong[0].__name__}(...)"
             remedy = f": write {fitting}" if fitting else ""
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}{remedy}")
         sources[device] = tuple(
