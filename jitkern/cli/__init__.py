@@ -129,6 +129,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def parser(arguments: list[str]) -> Parser:
     """Return the parser, with the options of the command that the arguments name."""
+    before = ["", *arguments]
+    named = next(
+        (a for a, b in zip(arguments, before) if a[:1] != "-" and b not in _WITH_VALUE), None
+    )
     shared = Parser(add_help=False)
     everywhere = shared.add_argument_group("options of every command")
     everywhere.add_argument(
@@ -149,6 +153,10 @@ def parser(arguments: list[str]) -> Parser:
         "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS, metavar="WHEN",
         help="auto (default: on a terminal), always or never",
     )  # fmt: skip
+    if named != "run":  # which prints no data of its own
+        everywhere.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object"
+        )
     parser = Parser(
         prog="jitkern",
         description="PyTorch kernels that compile on first use, and never again.",
@@ -157,10 +165,6 @@ def parser(arguments: list[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    before = ["", *arguments]
-    named = next(
-        (a for a, b in zip(arguments, before) if a[:1] != "-" and b not in _WITH_VALUE), None
-    )
     for name, summary in COMMANDS.items():
         # Import only the module of this command: `jitkern cache` must not wait for the others.
         module = importlib.import_module(f"jitkern.cli.{name}") if name == named else None

@@ -35,7 +35,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="the Python that the caches are for (default: the one that runs this command)",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only print what would be adopted")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

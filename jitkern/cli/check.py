@@ -37,7 +37,6 @@ Tell = Callable[[str, Any], object]
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     take_ops(parser, metavar="OP", required=True)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

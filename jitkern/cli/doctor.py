@@ -48,7 +48,6 @@ MOST_ENTRIES = 1000  # entries that are read to see which compilers made them
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -58,7 +58,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="store_true",
         help="also write compile_commands.json, for clangd; `jitkern explain` renews it",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

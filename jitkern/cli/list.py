@@ -13,7 +13,6 @@ from jitkern.cli.output import fitted, on_screen, print_json
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     take_ops(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

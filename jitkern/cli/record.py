@@ -24,7 +24,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="the file to append to (default: %(default)s)",
     )  # fmt: skip
     take_command(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 

@@ -57,7 +57,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--token-file", type=Path, metavar="FILE",
         help="serve only clients that send the token in this file",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print what is served as JSON")
     parser.set_defaults(run=run)
 
 

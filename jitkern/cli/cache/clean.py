@@ -38,7 +38,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
             "--dry-run", action="store_true", help="only list the entries to remove"
         )
         parser.add_argument("--yes", action="store_true", help="do not ask")
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.set_defaults(run=run)
 
 

@@ -26,7 +26,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
         parser = commands.add_parser(name, help=text, description=text, parents=[shared])
         parser.set_defaults(run=run)
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
         return parser
 
     add("dir", run_dir, "print the cache directory")

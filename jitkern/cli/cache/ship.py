@@ -59,8 +59,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     keygen.add_argument("file", type=Path, metavar="FILE", help="where the private key goes")
     keygen.add_argument("--comment", default="", help="whose key it is")
     keygen.set_defaults(run=run_keygen)
-    for parser in (pack, unpack, sign, keygen):
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_pack(args: argparse.Namespace) -> int:

@@ -87,7 +87,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--key", type=file_to_read, metavar="FILE",
         help="the private key to sign with (default: sign_key)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -28,7 +28,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         action="store_true",
         help="also check that the store supports conditional writes, which `push` needs",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

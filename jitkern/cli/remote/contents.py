@@ -53,8 +53,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     )  # fmt: skip
     prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     prune.add_argument("--yes", action="store_true", help="do not ask")
-    for parser in (listing, prune):
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_ls(args: argparse.Namespace) -> int:

@@ -53,8 +53,6 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         help="of the remote (default: the first of JITKERN_REMOTE)",
     )  # fmt: skip
     pull.set_defaults(run=run_pull)
-    for parser in (push, pull):
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_push(args: argparse.Namespace) -> int:
