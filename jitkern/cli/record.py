@@ -15,12 +15,12 @@ from pathlib import Path
 from jitkern import config
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import command_in, take_command
+from jitkern.cli.parser import command_in, file_to_write, take_command
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("jitkern-calls.jsonl"), metavar="FILE",
+        "-o", "--output", type=file_to_write, default="jitkern-calls.jsonl", metavar="FILE",
         help="the file to append to (default: %(default)s)",
     )  # fmt: skip
     take_command(parser)
@@ -30,12 +30,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     command = command_in(args, "record")
     output = Path(os.path.normpath(args.output.absolute()))
-    new = not output.exists()
-    try:
-        output.open("ab").close()  # fails now, and not after a long run
-    except OSError as e:
-        say(f"cannot write {output}: {e.strerror}")
-        return 2
     settings = config.current()
     environment = {
         **settings.environment,
@@ -47,9 +41,6 @@ def run(args: argparse.Namespace) -> int:
     except OSError as e:
         say(f"cannot run {command[0]}: {e.strerror}")
         return 127
-    finally:
-        if new and output.is_file() and not output.stat().st_size:
-            output.unlink()
     status = status if status >= 0 else 128 - status
     calls = len({*output.read_bytes().splitlines()}) if output.is_file() else 0
     found = f"{counted(calls, 'call')} in {output}: jitkern prewarm --from {output}"

@@ -117,7 +117,7 @@ def test_the_record_command_passes_a_programs_status_on(cli, tmp_path, monkeypat
 def test_a_file_that_record_cannot_write_is_told_before_the_run(cli, tmp_path):
     wanted = tmp_path / "missing" / "calls"
     code, _, err = cli("record", "-o", str(wanted), "--", "touch", str(tmp_path / "ran"))
-    assert (code, err) == (2, f"jitkern: cannot write {wanted}: No such file or directory\n")
+    assert (code, f"{wanted} cannot be written: name a file in a" in err) == (2, True)
     assert not (tmp_path / "ran").exists()
 
 
