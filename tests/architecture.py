@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1012,
     "cache": 1929,
     "source": 4106,
-    "cache_tools": 1834,
+    "cache_tools": 1825,
     "remote": 2311,
     "calls": 754,
     "compilers": 5412,

@@ -1,5 +1,6 @@
 """What `jitkern doctor` says of a machine, and that it changes nothing on it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -459,14 +460,17 @@ def test_without_a_lock_directory_processes_may_compile_twice(root, tmp_path, mo
     assert "XDG_RUNTIME_DIR" in check.remedy
 
 
-def test_locks_are_tried_with_a_second_process(root, tmp_path, monkeypatch):
+def test_locks_are_tried_with_a_second_holder(root, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     assert looked(runtime_dir=private)["cache locks"].value.startswith("one process at a time")
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     assert "do not exclude other processes" in looked(runtime_dir=private)["cache locks"].value
     assert list((private / "jitkern").iterdir()) == []
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(fcntl, "flock", refuse)
     assert "locks are unavailable" in looked(runtime_dir=private)["cache locks"].value
 
 
