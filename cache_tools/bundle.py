@@ -294,15 +294,11 @@ def _publish(
     fsync: bool,
 ) -> None:
     """Publish the new entries of a bundle that is read and checked again; it must be unchanged."""
-    adopted: list[Entry] = []
     for place, packed in itertools.zip_longest(places, bundle):
         if packed is None or packed.place != place:
             raise BundleError("it was changed while it was read")
         if place in new:
-            files = packed.files
-            entry = cache.adopt(packed.target, packed.name, files, fsync=fsync, bounded=False)
-            adopted.append(entry)
-    cache.keep_to_limits(adopted)
+            cache.adopt(packed.target, packed.name, packed.files, fsync=fsync)
 
 
 def _packed(stream: Stream, member: str, size: int, keys: tuple[str, ...]) -> Packed:

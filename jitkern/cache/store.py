@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ class Cache(Root):
             manifest = manifest._replace(artifacts=artifacts)
             (ready / NAME).write_bytes(self._encoded(key, manifest))
             entry = self._install(ready, key.target, key.name, manifest)
-            self.keep_to_limits([entry])
+            self._keep_to_limits(entry)
             return entry
 
     def _encoded(self, key: Key, manifest: Manifest) -> bytes:
@@ -184,14 +184,12 @@ class Cache(Root):
         files: Mapping[str, bytes],
         *,
         fsync: bool = True,
-        bounded: bool = True,
     ) -> Entry:
         """Publish the files of an entry of another cache, manifest and signature unchanged.
 
         fsync: False for what can be had again. After a power cut the entry may be damaged, which
-        every lookup with `verify="always"` finds, and treats as a miss. bounded: False if the
-        caller adopts several entries, and calls `keep_to_limits` for all of them. Raises
-        CacheError, and ValueError where the files are not a whole entry of that name.
+        every lookup with `verify="always"` finds, and treats as a miss. Raises CacheError, and
+        ValueError where the files are not a whole entry of that name.
         """
         manifest = Manifest.decode(files[NAME])
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
@@ -205,16 +203,15 @@ class Cache(Root):
             for file in (*manifest.artifacts, *{files_room.signature.NAME} & {*files}, NAME):
                 (staging / file).write_bytes(files[file])
             entry = self._install(staging, target, name, manifest, fsync=fsync)
-        if bounded:
-            self.keep_to_limits([entry])
+        self._keep_to_limits(entry)
         return entry
 
-    def keep_to_limits(self, new: Sequence[Entry]) -> None:
-        """Evict entries if new ones take the user root over its limits."""
+    def _keep_to_limits(self, new: Entry) -> None:
+        """Evict entries if a new one takes the user root over its limits."""
         if self.limits:
             max_size, max_age = self.limits
             with contextlib.suppress(OSError):
-                size = sum(cache.eviction.Use.of(entry.path).bytes for entry in new)
+                size = cache.eviction.Use.of(new.path).bytes
                 cache.eviction.after_publish(self, size, max_size=max_size, max_age=max_age)
 
     def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
