@@ -254,7 +254,8 @@ def _read(
 def _peek(path: Path) -> Entry | ValueError | None:
     """Return an entry by its manifest only, or its defect, or None if it was removed meanwhile."""
     try:
-        return Entry(path, Manifest.believed(trust.read(path, None, NAME, MAX_BYTES, None)))
+        with trust.opened(path) as directory:
+            return Entry(path, Manifest.believed(trust.read(directory, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:
         if not os.path.lexists(path):
             return None

@@ -27,11 +27,11 @@ ORDER = (
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
     "beside": 1513,
-    "files": 447,
+    "files": 430,
     "config": 1012,
-    "cache": 1926,
+    "cache": 1913,
     "source": 4106,
-    "cache_tools": 1821,
+    "cache_tools": 1822,
     "remote": 2311,
     "calls": 754,
     "compilers": 5412,

@@ -64,7 +64,7 @@ class Entry(NamedTuple):
         """Return the verified bytes of an artifact. Raises ValueError or OSError if damaged."""
         with trust.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
-            return trust.verified(self.path, directory, name, artifact, None, verify="always")[0]
+            return trust.verified(directory, name, artifact, None, verify="always")[0]
 
     @contextlib.contextmanager
     def loadable(self) -> Iterator[str]:
@@ -76,21 +76,18 @@ class Entry(NamedTuple):
         """
         name = self.manifest.meta["artifact"]
         with trust.opened(self.path) as directory:
-            if directory is None:
-                yield str(self.path / name)
-                return
             if self.verified:
                 self._check_same(directory, name)
             else:  # this process has just published the entry, and has not read it back
                 owners = frozenset({os.geteuid()})
                 trust.check_owner("its directory", os.fstat(directory), owners)
                 artifact = self.manifest.artifacts[name]
-                trust.verified(self.path, directory, name, artifact, owners, verify="always")
+                trust.verified(directory, name, artifact, owners, verify="always")
             yield trust.path_in(directory, self.path, name)
 
     def _check_same(self, directory: int, name: str) -> None:
         identities = {"": trust.identity(os.fstat(directory))[:2]}
-        with trust.opened_file(self.path, directory, name, None) as (_, status):
+        with trust.opened_file(directory, name, None) as (_, status):
             identities[name] = trust.identity(status)
         if any(self.verified.get(file) != identity for file, identity in identities.items()):
             raise ValueError("the entry was replaced after it was verified")
@@ -111,12 +108,7 @@ class Entry(NamedTuple):
     def signatures(self) -> bytes:
         """Return the content of `manifest.sig`, or b"". Raises ValueError or OSError."""
         with trust.opened(self.path) as directory:
-            try:
-                return trust.read(
-                    self.path, directory, files.signature.NAME, files.signature.MAX_BYTES, None
-                )
-            except FileNotFoundError:
-                return b""
+            return _signatures_in(directory)
 
     @property
     def size(self) -> int:
@@ -160,7 +152,7 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
                 if place != path or e.errno in (errno.ENOENT, *_PASSING):
                     raise
                 raise Damaged(str(e), path) from e
-        status = path.lstat() if directory is None else os.fstat(directory)
+        status = os.fstat(directory)
         try:
             trust.check_owner("its directory", status, layer.owners)
             return _read_opened(path, directory, layer, verify=verify, touch=touch)
@@ -176,13 +168,12 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
             raise Damaged(str(e), _current(path, status)) from e
 
 
-def _check_folder(directory: int | None, path: Path, layer: Layer) -> None:
+def _check_folder(directory: int, path: Path, layer: Layer) -> None:
     """Raise ValueError where other users can write a directory that holds entries of a layer.
 
     The root itself was checked when it was chosen as the root of a layer.
     """
-    judged = layer.owners is not None and not layer.vouched
-    if judged and directory is not None and path != layer.root:
+    if layer.owners is not None and not layer.vouched and path != layer.root:
         trust.check_owner(str(path), os.fstat(directory), layer.owners)
 
 
@@ -194,18 +185,18 @@ def _current(path: Path, status: os.stat_result) -> Path | None:
     return None
 
 
-def _read_opened(
-    path: Path, directory: int | None, layer: Layer, *, verify: str, touch: bool
-) -> Entry:
-    data = trust.read(path, directory, NAME, MAX_BYTES, layer.owners, used=touch)
+def _signatures_in(directory: int) -> bytes:
+    """Return the content of `manifest.sig`, or b""."""
+    try:
+        return trust.read(directory, files.signature.NAME, files.signature.MAX_BYTES, None)
+    except FileNotFoundError:
+        return b""
+
+
+def _read_opened(path: Path, directory: int, layer: Layer, *, verify: str, touch: bool) -> Entry:
+    data = trust.read(directory, NAME, MAX_BYTES, layer.owners, used=touch)
     if layer.keys:
-        try:
-            signatures = trust.read(
-                path, directory, files.signature.NAME, files.signature.MAX_BYTES, None
-            )
-        except FileNotFoundError:
-            signatures = b""
-        reason = files.signature.distrust(data, signatures, layer.keys)
+        reason = files.signature.distrust(data, _signatures_in(directory), layer.keys)
         if reason:
             raise Unsigned(reason)
     manifest = Manifest.decode(data)
@@ -213,10 +204,8 @@ def _read_opened(
         raise ValueError("its manifest belongs to another entry")
     if manifest.inputs["target"] != path.parent.name:
         raise ValueError("its manifest belongs to another target")
-    verified: Verified = {}
-    if directory is not None:
-        verified[""] = trust.identity(os.fstat(directory))[:2]
+    verified = {"": trust.identity(os.fstat(directory))[:2]}
     for name, artifact in manifest.artifacts.items():
-        status = trust.verified(path, directory, name, artifact, layer.owners, verify=verify)[1]
+        status = trust.verified(directory, name, artifact, layer.owners, verify=verify)[1]
         verified[name] = trust.identity(status)
     return Entry(path, manifest, verified)

@@ -142,7 +142,7 @@ def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
 
 def _beginning(path: Path, size: int) -> bytes:
     """Return the first bytes of a regular file, or b"" for a link or a missing file."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags)
         try:

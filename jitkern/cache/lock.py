@@ -99,8 +99,6 @@ def _release(lock: filelock.BaseFileLock) -> None:
 
 def lock_directory(settings: config.Config) -> Path | None:
     """Return a directory for locks that only this user can write, made if missing, or None."""
-    if not hasattr(os, "geteuid"):
-        return None
     runtime = settings.runtime_dir
     candidates = [runtime / "jitkern"] if runtime else []
     with contextlib.suppress(FileNotFoundError):  # no temporary directory can be written

@@ -64,7 +64,7 @@ def new_root_in(directory: str | None) -> Path:
     """Make a root and lock it. Raises OSError."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
-        with contextlib.suppress(OSError, ImportError):  # without locks no process sweeps either
+        with contextlib.suppress(OSError):  # without locks no process sweeps either
             locked(path, wait=True)
         if path.is_dir():  # otherwise the root was swept before it was locked
             return path
@@ -72,7 +72,7 @@ def new_root_in(directory: str | None) -> Path:
 
 def sweep(folder: Path) -> None:
     """Delete this user's unused roots in a folder."""
-    with contextlib.suppress(OSError, ImportError):
+    with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if re.fullmatch(_PREFIX + r"\w{8}", name):
                 with contextlib.suppress(OSError):
@@ -91,9 +91,9 @@ def _delete_unlocked(path: Path) -> None:
 def locked(path: Path, *, wait: bool) -> int:
     """Lock a directory and return a descriptor that holds the lock until all its copies are closed.
 
-    Raises OSError, and ImportError on platforms without such locks.
+    Raises OSError.
     """
-    import fcntl
+    import fcntl  # not on Windows
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

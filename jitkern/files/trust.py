@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from jitkern.config import Config
 
 TOUCH = 3600.0  # seconds between two notes that a file was used
-RELATIVE = os.open in os.supports_dir_fd  # not on Windows
 DESCRIPTORS = "/proc/self/fd"
 INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
 
@@ -67,8 +66,7 @@ class Layer(NamedTuple):
 
 def user_layer(root: Path, trusted: tuple[Path, ...] = ()) -> Layer:
     """Return the layer of the user root."""
-    owners = frozenset({os.geteuid()}) if hasattr(os, "geteuid") else None
-    return Layer(root, owners, own=True, vouched=root in trusted)
+    return Layer(root, frozenset({os.geteuid()}), own=True, vouched=root in trusted)
 
 
 def layer_of(root: Path, trust: Trust) -> Layer | str:
@@ -81,7 +79,7 @@ def layer_of(root: Path, trust: Trust) -> Layer | str:
     if not os.access(root, os.R_OK | os.X_OK):
         return f"{root} cannot be read by this user: run `chmod -R a+rX {root}`"
     reason = distrust_root_of_layer(root)
-    owners = frozenset({os.geteuid(), 0}) if hasattr(os, "geteuid") else None
+    owners = frozenset({os.geteuid(), 0})
     vouched = root in trust.roots or _is_installed(root)
     if root in trust.signed:
         if not trust.keys:
@@ -100,7 +98,7 @@ def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     The root must be owned by this user and writable by nobody else; a directory above it may be
     writable by all only if sticky, like /tmp. For a missing root only the directories above count.
     """
-    if not hasattr(os, "geteuid") or root in trusted:
+    if root in trusted:
         return ""
     with contextlib.suppress(OSError):  # the root is missing or unreachable
         reason = why_untrusted_entry(root.stat(), {os.geteuid()})
@@ -116,8 +114,6 @@ def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
 
 def distrust_root_of_layer(root: Path) -> str:
     """Return the reason why the owner or mode of a read-only layer is not trusted, or ""."""
-    if not hasattr(os, "geteuid"):
-        return ""
     try:
         reason = why_untrusted_entry(root.stat(), {os.geteuid(), 0})
     except OSError as e:
@@ -135,13 +131,8 @@ def why_untrusted_entry(status: os.stat_result, owners: set[int] | frozenset[int
 
 
 @contextlib.contextmanager
-def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int | None]:
-    """Open a directory inside the directory `parent`; yield None where the platform cannot."""
-    if not RELATIVE:
-        if not path.is_dir() or (path.is_symlink() and not follow):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        yield None
-        return
+def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int]:
+    """Open a directory, by its name in the directory `parent` if there is one."""
     flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path if parent is None else path.name, flags, dir_fd=parent)
     try:
@@ -150,13 +141,13 @@ def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> It
         os.close(descriptor)
 
 
-def path_in(directory: int | None, path: Path, name: str) -> str:
+def path_in(directory: int, path: Path, name: str) -> str:
     """Return a path of the file `name` in an open directory, for loaders that need a path.
 
     The path goes through the descriptor, since `path`, the name of the directory, may lead
     elsewhere by now. dlopen takes equal paths for one library, so no path is returned twice.
     """
-    if directory is None or not os.path.isdir(DESCRIPTORS):  # noqa: PTH112  imports less
+    if not os.path.isdir(DESCRIPTORS):  # noqa: PTH112  imports less
         return str(path / name)
     place = f"{DESCRIPTORS}/{directory}/"
     while f"{place}{name}" in _returned_paths:
@@ -167,12 +158,11 @@ def path_in(directory: int | None, path: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def opened_file(
-    path: Path, directory: int | None, name: str, owners: frozenset[int] | None
+    directory: int, name: str, owners: frozenset[int] | None
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """Open a regular file of an entry, not a link; yield it and its status. Raises ValueError."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    where = path / name if directory is None else name
-    descriptor = os.open(where, flags, dir_fd=directory)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(name, flags, dir_fd=directory)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -185,16 +175,10 @@ def opened_file(
 
 
 def read(
-    path: Path,
-    directory: int | None,
-    name: str,
-    limit: int,
-    owners: frozenset[int] | None,
-    *,
-    used: bool = False,
+    directory: int, name: str, limit: int, owners: frozenset[int] | None, *, used: bool = False
 ) -> bytes:
     """Return the bytes of a file, at most `limit`. used: `touch` the file. Raises ValueError."""
-    with opened_file(path, directory, name, owners) as (file, status):
+    with opened_file(directory, name, owners) as (file, status):
         if status.st_size > limit:
             raise ValueError(f"{name} has more than {limit} bytes")
         if used:
@@ -203,8 +187,7 @@ def read(
 
 
 def verified(
-    path: Path,
-    directory: int | None,
+    directory: int,
     name: str,
     expected: tuple[int, str],
     owners: frozenset[int] | None,
@@ -216,7 +199,7 @@ def verified(
     expected: size in bytes and SHA-256, in hex; verify: "always", or "size" to skip the hash.
     Raises ValueError and OSError.
     """
-    with opened_file(path, directory, name, owners) as (file, status):
+    with opened_file(directory, name, owners) as (file, status):
         if status.st_size != expected[0]:
             raise ValueError(f"{name} has the wrong size")
         try:
@@ -230,7 +213,7 @@ def verified(
 
 def touch(descriptor: int, status: os.stat_result) -> None:
     """Set the modification time of an open file to now, if it is more than an hour off."""
-    if abs(time.time() - status.st_mtime) > TOUCH and os.utime in os.supports_fd:
+    if abs(time.time() - status.st_mtime) > TOUCH:
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
