@@ -22,7 +22,7 @@ from jitkern import devtools
 from jitkern._command import end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import GREEN, RED, YELLOW, Progress, columns, cut, print_json, styled
+from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, styled
 from jitkern.devtools.op_check import OpCheck
 from jitkern.target import unsupported
 
@@ -119,7 +119,11 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
             return
         if last == "ended" or not begun:
             raise SystemExit(end_as(code) or 1)
-        tell("row", [*begun[:4], False, f"it ended this process {_end_in_words(code)}"])
+        how = f"with the exit code {code}: a kernel must return"
+        if code < 0:
+            name = signal.Signals(-code).name
+            how = f"by {name}{_CAUSES.get(name, '')}"
+        tell("row", [*begun[:4], False, f"it ended this process {how}"])
 
 
 def _check_as_child(what: list[str], seen: Container[str], writer: int) -> NoReturn:
@@ -136,23 +140,15 @@ def _check_as_child(what: list[str], seen: Container[str], writer: int) -> NoRet
     raise SystemExit(0)
 
 
-def _end_in_words(code: int) -> str:
-    if code >= 0:
-        return f"with the exit code {code}: a kernel must return"
-    name = signal.Signals(-code).name
-    return f"by {name}{_CAUSES.get(name, '')}"
-
-
 def _print(check: OpCheck, *, whole: bool) -> None:
-    color, mark = {True: (GREEN, "ok  "), False: (RED, "FAIL"), None: (YELLOW, "skip")}[check.ok]
+    marks = {True: (GREEN, "ok   "), False: (RED, "FAIL "), None: (YELLOW, "skip ")}
+    color, mark = marks[check.ok]
     bad = check.ok is False
     first, more = headline(check.note)
     name = check.op.removeprefix("jitkern::")
     line = f"{name:16} {check.device:4} {check.source:9} {check.check:9}"
     line = line.rstrip() if bad else f"{line} {first}"
-    if not bad and not whole and sys.stdout.isatty():
-        line = cut(line, columns(sys.stdout) - len(mark) - 1)
-    print(f"{styled(mark, color)} {line}", flush=True)
+    print(fitted(line, whole=whole or bad, mark=mark, color=color), flush=True)
     if bad:
         print(f"     {styled(first, RED)}")
     if more and (whole or bad):

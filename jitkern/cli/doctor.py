@@ -26,7 +26,7 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import Check, counted, human_age, human_bytes
 from jitkern.cache_tools.health import health
-from jitkern.cli.output import BOLD, GREEN, RED, YELLOW, columns, cut, print_json, styled
+from jitkern.cli.output import BOLD, GREEN, RED, YELLOW, fitted, print_json, styled
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
@@ -87,15 +87,13 @@ def _sections() -> dict[str, list[Check]]:
 
 
 def _print(check: Check, *, whole: bool) -> None:
-    good = (GREEN, "skip" if check.value.startswith("missing") else "ok  ")
-    good = (YELLOW, "warn") if check.remedy else good
-    color, mark = good if check.ok else (RED, "FAIL")
+    good = (GREEN, "skip " if check.value.startswith("missing") else "ok   ")
+    good = (YELLOW, "warn ") if check.remedy else good
+    color, mark = good if check.ok else (RED, "FAIL ")
     line = f"{check.name:20} {check.value or '-'}"
     if whole and check.origin:
         line += f"  ({check.origin})"
-    if not whole and sys.stdout.isatty():
-        line = cut(line, columns(sys.stdout) - len(mark) - 1)
-    print(f"{styled(mark, color)} {line}")
+    print(fitted(line, whole=whole, mark=mark, color=color))
     if check.remedy:
         print(f"     {'':20} {check.remedy}")
 
@@ -175,13 +173,9 @@ def _cuda_of_torch() -> tuple[int, int] | None:
     return (int(major), int(minor)) if major else None
 
 
-def _gpu_here() -> bool:
-    return any(check.value.startswith("cuda") for check in _targets())
-
-
 def _for_cuda(name: str, places: str, *, fits: bool, remedy: str) -> Check:
     """Return the check of a part of the CUDA toolchain, optional where Torch has no GPU to use."""
-    if fits or _gpu_here():
+    if fits or any(check.value.startswith("cuda") for check in _targets()):
         return Check(name, ok=fits, value=places or "missing", remedy="" if fits else remedy)
     value = f"{places or 'missing'}: needed only to compile for GPUs: {remedy}"
     return Check(name, ok=True, value=value)

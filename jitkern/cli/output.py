@@ -69,9 +69,11 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
-def fitted(line: str, *, whole: bool) -> str:
-    """Return a line, cut to the terminal unless `whole`, or where no terminal is."""
-    return line if whole or not sys.stdout.isatty() else cut(line, columns(sys.stdout))
+def fitted(line: str, *, whole: bool, mark: str = "", color: str = "") -> str:
+    """Return a line behind a mark, cut to the terminal unless `whole`, or where no terminal is."""
+    if not whole and sys.stdout.isatty():
+        line = cut(line, columns(sys.stdout) - len(mark))
+    return styled(mark, color) + line
 
 
 def styled(text: str, code: str, stream: TextIO | None = None) -> str:

@@ -39,12 +39,6 @@ def url_of(named: str | None) -> str:
         raise SettingError(f"`{values.without_password(named)}` names no remote: {e}") from None
 
 
-def opened(url: str) -> Readable:
-    """Return the store at a URL, whose requests may carry bundles. Raises JitkernError."""
-    with config.using(remote_timeout=max(PATIENCE, config.current().remote_timeout)):
-        return remote.opening.opened(url)
-
-
 @contextlib.contextmanager
 def telling(store: Readable) -> Iterator[None]:
     """Raise JitkernError where the block meets Unavailable."""
@@ -56,8 +50,12 @@ def telling(store: Readable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[Readable]:
-    """Yield the store at a URL. Raises JitkernError where the block meets Unavailable."""
-    store = opened(url)
+    """Yield the store at a URL, whose requests may carry bundles.
+
+    Raises JitkernError, also where the block meets Unavailable.
+    """
+    with config.using(remote_timeout=max(PATIENCE, config.current().remote_timeout)):
+        store = remote.opening.opened(url)
     with telling(store):
         yield store
 

@@ -23,7 +23,7 @@ from jitkern.remote.index import read_index
 from jitkern.remote.patience import retry
 from jitkern.remote.prune import Pruned
 from jitkern.remote.publish import KEEP
-from jitkern.remote.store import Listed, Readable, Store
+from jitkern.remote.store import Store
 
 _SHORT = 12  # digits of a bundle's name
 
@@ -58,7 +58,8 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
 def run_ls(args: argparse.Namespace) -> int:
     with connected(url_of(args.url)) as store:
         check_filled(store)
-        objects = _objects(store)
+        listed = retry(lambda: [*store.list("")]) if isinstance(store, Store) else []
+        objects = {found.name: found for found in listed}
         machines = remote.prune.machines_of(objects) if objects else machines_of([])
         indexes = {machine: read_index(store, machine)[0] for machine in machines}
     rows, now = [], time.time()
@@ -123,13 +124,6 @@ def _told(done: Pruned) -> str:
         f"{counted(len(done.dropped), 'bundle')} from indexes, and "
         f"{counted(len(done.deleted), 'object')} with {size}"
     )
-
-
-def _objects(store: Readable) -> dict[str, Listed]:
-    """Return the objects of a remote by name; none where they cannot be listed."""
-    if not isinstance(store, Store):
-        return {}
-    return {found.name: found for found in retry(lambda: [*store.list("")])}
 
 
 def _key(text: str) -> str:
