@@ -51,21 +51,18 @@ Place = tuple[str, str, str]  # target, folder name, and SHA-256 of the manifest
 
 
 class Packed(NamedTuple):
-    """An entry in a bundle."""
+    """An entry in a bundle: its target and folder name, the SHA-256 of its manifest, its files."""
 
-    place: Place
+    target: str
+    name: str
+    sha256: str
     manifest: Manifest
     files: dict[str, bytes]
 
     @property
-    def target(self) -> str:
-        """The target of the entry."""
-        return self.place[0]
-
-    @property
-    def name(self) -> str:
-        """The folder name of the entry."""
-        return self.place[1]
+    def place(self) -> Place:
+        """What tells the entry from all others."""
+        return self[:3]
 
     @property
     def signers(self) -> list[str]:
@@ -332,7 +329,7 @@ def _packed(stream: Stream, member: str, size: int, keys: tuple[str, ...]) -> Pa
         files[file] = stream.content(size, min(MAX_FILE, artifact.size))
         if Artifact.of(files[file]) != artifact:
             raise BundleError(f"`{place}/{file}` is not what its manifest lists")
-    return Packed((target, name, hashlib.sha256(data).hexdigest()), manifest, files)
+    return Packed(target, name, hashlib.sha256(data).hexdigest(), manifest, files)
 
 
 def _bytes(manifest: Manifest) -> int:

@@ -162,7 +162,12 @@ def _executable(settings: Config) -> Check:
         with _probe(settings) as folder, (folder / "probe").open("w+b") as file:
             file.write(bytes(mmap.PAGESIZE))
             file.flush()
-            reason = _no_mapping(file.fileno())
+            code = mmap.PROT_READ | mmap.PROT_EXEC
+            try:
+                mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=code).close()
+                reason = ""
+            except OSError as e:
+                reason = f"{e.strerror}, as on a noexec mount"
     except OSError:  # no probe is possible: read the flags of the mount
         flags = os.statvfs(existing(settings.cache_dir)).f_flag
         reason = "it is mounted noexec" if flags & os.ST_NOEXEC else ""
@@ -170,17 +175,6 @@ def _executable(settings: Config) -> Check:
         remedy = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
         return failure(f"no kernel can be loaded from the cache: {reason}", remedy)
     return fine("code can be loaded from the cache")
-
-
-def _no_mapping(descriptor: int) -> str:
-    """Return the reason why a file cannot be mapped as code, or ""."""
-    try:
-        mmap.mmap(
-            descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
-        ).close()
-    except OSError as e:
-        return f"{e.strerror}, as on a noexec mount"
-    return ""
 
 
 def _kind(settings: Config) -> Check:

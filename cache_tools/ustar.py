@@ -6,11 +6,11 @@ and odd numbers are refused. It limits the size of data before it holds data in 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import BinaryIO
 
@@ -118,11 +118,10 @@ def write(stream: BinaryIO, name: str, data: bytes) -> None:
     stream.write(bytes(-len(data) % BLOCK))
 
 
-@contextlib.contextmanager
-def deflating(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a stream that writes to `file` as one Zstandard frame."""
-    with _zstd().ZstdFile(file, "w", level=LEVEL) as stream:
-        yield stream
+def deflating(file: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    """Return a stream that writes to `file` as one Zstandard frame."""
+    stream: AbstractContextManager[BinaryIO] = _zstd().ZstdFile(file, "w", level=LEVEL)
+    return stream
 
 
 def inflated(file: BinaryIO) -> Iterator[bytes]:

@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1012,
     "cache": 1913,
     "source": 4106,
-    "cache_tools": 1822,
+    "cache_tools": 1812,
     "remote": 2311,
     "calls": 754,
     "compilers": 5412,
