@@ -118,9 +118,10 @@ class Manifest(NamedTuple):
         return manifest
 
     def _has_expected_types(self) -> bool:
-        texts = [*self.compiler.items(), *self.package.items()] if self._has_mappings() else [(0,)]
+        mappings = (self.compiler, self.package, self.inputs, self.meta)
         return (
-            all(isinstance(text, str) for pair in texts for text in pair)
+            all(isinstance(mapping, Mapping) for mapping in mappings)
+            and all(isinstance(t, str) for m in mappings[:2] for pair in m.items() for t in pair)
             and all(_is_text(self.inputs.get(name)) for name in ("op", "target"))
             and all(isinstance(self.inputs.get(n, {}), Mapping) for n in ("source", "variant"))
             and type(self.seconds) in (int, float)
@@ -130,11 +131,6 @@ class Manifest(NamedTuple):
     def _has_expected_sizes(self) -> bool:
         sizes = (artifact.size for artifact in self.artifacts.values())
         return 0 <= self.seconds <= MAX_SECONDS and all(0 <= size <= MAX_SIZE for size in sizes)
-
-    def _has_mappings(self) -> bool:
-        return all(
-            isinstance(m, Mapping) for m in (self.inputs, self.meta, self.compiler, self.package)
-        )
 
 
 def _seal_of(body: bytes) -> bytes:

@@ -94,10 +94,9 @@ class Root:
             return
         trash = self.root / VERSION / "trash"
         removed = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
-        for name in listed(self.root):
-            path = self.root / name
-            if name.startswith(f"{VERSION}.bad.") and not layout.is_folder(path):
-                removed[path] = layout.set_aside_at(name.removeprefix(f"{VERSION}.bad."))
+        for path in self.root.glob(f"{VERSION}.bad.*"):
+            if not layout.is_folder(path):
+                removed[path] = layout.set_aside_at(path.name.removeprefix(f"{VERSION}.bad."))
         for path, removed_at in removed.items():
             if removed_at is not None and not 0 <= time.time() - removed_at < older_than:
                 atomic.delete(path)
@@ -257,14 +256,6 @@ def _move(path: Path, to: Path) -> None:
         atomic.delete(path)
         if os.path.lexists(path):
             raise
-
-
-def listed(directory: Path) -> list[str]:
-    """Return the sorted names in a directory; none if it is missing or cannot be read."""
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def reason_of(e: OSError) -> str:
