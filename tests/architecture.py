@@ -29,7 +29,7 @@ BUDGETS = {
     "beside": 1513,
     "files": 430,
     "config": 1012,
-    "cache": 1900,
+    "cache": 1898,
     "source": 4106,
     "cache_tools": 1812,
     "remote": 2311,

@@ -84,14 +84,12 @@ def use(path: Path) -> None:
             follower(path)
 
 
-def count_fetch() -> None:
-    """Count a miss that a remote answered."""
-    _counts["fetched"] += 1
+def count(what: str) -> None:
+    """Count what listeners get no event for.
 
-
-def count_hit() -> None:
-    """Count an entry that a shortcut found: listeners get no event for it."""
-    _counts["hits"] += 1
+    That is `hits` of a shortcut, or `fetched`, misses that a remote answered.
+    """
+    _counts[what] += 1
 
 
 def tell(event: Event, kind: str) -> None:

@@ -100,7 +100,7 @@ def recall(key: Key) -> Any:
                 answer = library.open_library(**opened, place=place)
         except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
             continue  # the lookup will find the error, and report it
-        events.count_hit()
+        events.count("hits")
         return remember(key, answer, content["absent"])
     return None
 

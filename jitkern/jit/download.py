@@ -30,7 +30,7 @@ def fetch(key: Key, op: str, usual: float) -> str:
     except CacheError as e:
         said = remote.fetch.fetch(miss._replace(cache=active_cache.use_temporary(e)))
     if not said:
-        events.count_fetch()
+        events.count("fetched")
     return said
 
 
