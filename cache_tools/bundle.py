@@ -17,9 +17,9 @@ import itertools
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 
 from jitkern.cache.entry import Entry
 from jitkern.cache.layout import is_entry_name, is_target
@@ -84,27 +84,15 @@ def pack(cache: Cache, chosen: Iterable[Entry], output: Path) -> int:
     Those that are not `fitting` are left out. Raises BundleError, and then leaves no file.
     """
     compressed = _is_compressed(output)
-
-    def write_all(there: Entries) -> int:
-        with written(output) as file:
-            return _write(there, file, compressed=compressed)
-
-    return written_without_gone(cache, fitting(chosen), write_all)
+    with written(output) as file:
+        return _write(cache, fitting(chosen), file, compressed=compressed)
 
 
 def packed(cache: Cache, entries: Iterable[Entry], *, compressed: bool = False) -> bytes:
     """Return the bytes of a bundle of entries, all of them `fitting`. Raises BundleError."""
-
-    def write_all(there: Entries) -> bytes:
-        file = io.BytesIO()
-        _write(there, file, compressed=compressed)
-        return file.getvalue()
-
-    return written_without_gone(cache, entries, write_all)
-
-
-Entries = dict[tuple[str, str], Entry]  # by target and folder name
-T = TypeVar("T")
+    file = io.BytesIO()
+    _write(cache, entries, file, compressed=compressed)
+    return file.getvalue()
 
 
 def fitting(entries: Iterable[Entry]) -> list[Entry]:
@@ -125,31 +113,14 @@ def fitting(entries: Iterable[Entry]) -> list[Entry]:
     return fit
 
 
-def written_without_gone(
-    cache: Cache, chosen: Iterable[Entry], write_all: Callable[[Entries], T]
-) -> T:
-    """Call `write_all` with the chosen entries; if some were removed meanwhile, again without them.
-
-    Raises BundleError, also if no entry is left.
-    """
-    entries = {(entry.path.parent.name, entry.path.name): entry for entry in chosen}
-    while entries:
-        try:
-            return write_all(entries)
-        except BundleError:
-            left = {place: entry for place, entry in entries.items() if entry.path.exists()}
-            if len(left) == len(entries):
-                raise
-            entries = left
-    raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
-
-
-def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
+def _write(cache: Cache, chosen: Iterable[Entry], file: BinaryIO, *, compressed: bool) -> int:
     """Write entries to an open file, read them back, and return their number."""
+    count = 0
     with deflating(file) if compressed else contextlib.nullcontext(file) as stream:
-        for (target, name), entry in sorted(entries.items()):
-            for part, data in shipped(entry).items():
-                write(stream, f"{target}/{name}/{part}", data)
+        for place, files in shipped(cache, chosen):
+            count += 1
+            for part, data in files.items():
+                write(stream, f"{place}/{part}", data)
         stream.write(bytes(2 * BLOCK))
     file.seek(0)
     try:
@@ -159,7 +130,7 @@ def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
         raise BundleError(
             f"these entries do not fit into a bundle: {e}; choose fewer entries"
         ) from e
-    return len(entries)
+    return count
 
 
 def unpack(
@@ -243,13 +214,26 @@ def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Ite
         raise BundleError("it holds no entry")
 
 
-def shipped(entry: Entry) -> dict[str, bytes]:
-    """Return the files of an entry, in the order of a bundle. Raises BundleError."""
-    try:
-        signing.manifest_bytes(entry)  # the signatures must match the manifest on the disk
-        return entry.files()
-    except (OSError, ValueError) as e:
-        raise BundleError(f"{entry.path} cannot be shipped: {e}; see `jitkern cache verify`") from e
+def shipped(cache: Cache, chosen: Iterable[Entry]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield `target/name` and the files of each entry of a cache, in the order of a bundle.
+
+    Entries that were removed meanwhile are left out. Raises BundleError, also if none is left.
+    """
+    entries = {entry.path.parts[-2:]: entry for entry in chosen}
+    found = False
+    for (target, name), entry in sorted(entries.items()):
+        try:
+            signing.manifest_bytes(entry)  # the signatures must match the manifest on the disk
+            files = entry.files()
+        except (OSError, ValueError) as e:
+            if not entry.path.exists():
+                continue
+            reason = f"{entry.path} cannot be shipped: {e}; see `jitkern cache verify`"
+            raise BundleError(reason) from e
+        found = True
+        yield f"{target}/{name}", files
+    if not found:
+        raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from jitkern.cache import VERSION
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.bundle import Entries, shipped, written, written_without_gone
+from jitkern.cache_tools.bundle import shipped, written
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.files.trust import INSTALLED
 
@@ -46,15 +46,10 @@ def pack_wheel(
     platform: the platform tag; by default the platform of the entries' host code, or `any`.
     Raises BundleError, and then leaves no wheel.
     """
-    return written_without_gone(
-        cache, chosen, lambda entries: _pack(entries, directory, name, version, platform)
-    )
-
-
-def _pack(entries: Entries, directory: Path, name: str, version: str, platform: str) -> Path:
+    chosen = list(chosen)
     project = _project(name)
     _check_version(version)
-    tag = _platform(platform, {target for target, _ in entries})
+    tag = _platform(platform, {entry.path.parent.name for entry in chosen})
     stem = f"{project}-{version}"
     path = directory / f"{stem}-py3-none-{tag}.whl"
     try:
@@ -63,9 +58,9 @@ def _pack(entries: Entries, directory: Path, name: str, version: str, platform: 
         raise BundleError(f"cannot make {directory}: {e.strerror}; name another directory") from e
     with written(path) as file, zipfile.ZipFile(file, "w") as archive:
         record = []
-        for (target, folder), entry in sorted(entries.items()):
-            for part, data in shipped(entry).items():
-                place = f"{INSTALLED}/{project}/{VERSION}/{target}/{folder}/{part}"
+        for folder, files in shipped(cache, chosen):
+            for part, data in files.items():
+                place = f"{INSTALLED}/{project}/{VERSION}/{folder}/{part}"
                 record.append(_add(archive, place, data))
         for part, text in _metadata(project, version, tag).items():
             record.append(_add(archive, f"{stem}.dist-info/{part}", text.encode()))
