@@ -46,7 +46,7 @@ BUDGETS = {
     "dropin": 564,
     "composition": 4086,
     "prewarming": 1918,
-    "devtools": 1105,
+    "devtools": 1096,
     "inference": 32,
     "service": 1621,
     "cli": 3610,

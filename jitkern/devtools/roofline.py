@@ -104,8 +104,9 @@ def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
     tensors = tensors_in(complete)
     placeless = any(tensor.is_meta for tensor in tensors)
     device = _device_of(tensors)
+    dtype = next((t.dtype for t in tensors if t.dtype in _PLAIN), torch.float32)
     moving = cost.bytes / bandwidth(device).copy
-    computing = cost.flops / arithmetic(device, _dtype_of(tensors)) if cost.flops else 0.0
+    computing = cost.flops / arithmetic(device, dtype) if cost.flops else 0.0
     floor = max(moving, computing)
     seconds = None if placeless else _seconds(declared, complete, device)
     return Roofline(
@@ -147,10 +148,6 @@ def _device_of(tensors: list[torch.Tensor]) -> torch.device:
     if len(real) < len(tensors) and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return next((device for device in real if device.type != "cpu"), torch.device("cpu"))
-
-
-def _dtype_of(tensors: list[torch.Tensor]) -> torch.dtype:
-    return next((t.dtype for t in tensors if t.dtype in _PLAIN), torch.float32)
 
 
 def _seconds(op: Op, args: tuple[Any, ...], device: torch.device) -> float:
@@ -205,19 +202,13 @@ def launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Cal
     """Return a launch of a kernel of `ceilings.cu`, with so many vectors a block."""
     count = x.nbytes // 16
     keywords = {"grid": -(-count // vectors), "block": 256}
-    runner = _ceilings().runner(SOURCE, x.device)
-    call = Call(function, (), (y, x, count), keywords)
-    return functools.partial(runner, call)
+    runner = Devices("jitkern::ceilings", "cuda").runner(SOURCE, x.device)
+    return functools.partial(runner, Call(function, (), (y, x, count), keywords))
 
 
 SOURCE = Cuda(
     "ceilings.cu", folder=str(Path(__file__).parent), package=__package__ or "", module=__name__
 )
-
-
-@functools.cache
-def _ceilings() -> Devices:
-    return Devices("jitkern::ceilings", "cuda")
 
 
 @functools.cache
