@@ -8,6 +8,7 @@ SIGTERM and Ctrl-C let builds end, and then end the service.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import threading
@@ -66,10 +67,11 @@ def run(args: argparse.Namespace) -> int:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
     token = _token(args.token_file)
     push = _pusher(args.push, ops, args.key) if args.push else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
-    publisher = service.publisher.Publisher(push) if push else None
     jobs = args.jobs or parallelism.limit()
-    try:
+    with contextlib.ExitStack() as ending:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
+        ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        publisher = service.publisher.Publisher(push) if push else None
         try:
             server = service.server.Server(
                 ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
@@ -82,20 +84,16 @@ def run(args: argparse.Namespace) -> int:
                 f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by "
                 "--listen"
             ) from e
-        thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
-        thread.start()
-        try:
-            _announce(server, args, jobs)
-            got = signal.sigwait(_SIGNALS)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a second signal ends at once
-            server.drain()
-            if publisher:
-                publisher.close()
-        if args.level >= 0:
-            print(f"{signal.Signals(got).name}: stopped after its builds", file=sys.stderr)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if publisher:
+            ending.callback(publisher.close)
+        ending.callback(server.drain)
+        # First of all: a second signal ends at once.
+        ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True).start()
+        _announce(server, args, jobs)
+        got = signal.sigwait(_SIGNALS)
+    if args.level >= 0:
+        print(f"{signal.Signals(got).name}: stopped after its builds", file=sys.stderr)
     return 0
 
 
