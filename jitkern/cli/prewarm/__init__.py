@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,7 @@ def run(args: argparse.Namespace) -> int:
         groups = prewarming.api.groups_of(wanted, targets) if args.shard[1] > 1 else []
         told = {"pushed": store.url, "uploaded": _push(store, key, results, groups)}
     results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
-    count = {
-        status: sum(r.status == status for r in results)
-        for status in ("built", "hit", "failed", "skipped")
-    }
+    count = Counter(result.status for result in results)
     seconds = round(time.perf_counter() - started, 3)
     for reason in dict.fromkeys(r.reason for r in results if r.status == "skipped"):
         say(f"skipped: {reason}", code=YELLOW)
