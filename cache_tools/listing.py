@@ -194,10 +194,9 @@ def chosen(cache: Cache, wanted: EntryFilter) -> list[Entry]:
         if isinstance(entry, Entry) and (row.kind != OBJECT or wanted.kind == OBJECT):
             entries.setdefault((row.target, entry.path.name), entry)
     hosts = {_host_of(target) for target, _ in entries}
-    for op in OF_ALL_OPS if hosts else ():
-        for row, entry in _filtered(cache, EntryFilter(op=op), "always"):
-            if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):
-                entries.setdefault((row.target, entry.path.name), entry)
+    for row, entry in _filtered(cache, EntryFilter(op=OF_ALL_OPS), "always") if hosts else ():
+        if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):
+            entries.setdefault((row.target, entry.path.name), entry)
     return list(entries.values())
 
 

@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1012,
     "cache": 1898,
     "source": 4106,
-    "cache_tools": 1791,
+    "cache_tools": 1790,
     "remote": 2311,
     "calls": 754,
     "compilers": 5412,
