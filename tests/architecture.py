@@ -29,7 +29,7 @@ BUDGETS = {
     "beside": 1513,
     "files": 430,
     "config": 1012,
-    "cache": 1898,
+    "cache": 1893,
     "source": 4106,
     "cache_tools": 1790,
     "remote": 2311,

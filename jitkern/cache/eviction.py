@@ -37,11 +37,6 @@ class Use(NamedTuple):
     published: float
     used: float
 
-    @property
-    def is_object(self) -> bool:
-        """Whether the entry is an object: the compiled form of one unit."""
-        return self.path.name.startswith(f"{OBJECT}.")
-
     @classmethod
     def of(cls, path: Path) -> Use:
         """Return the use of the entry at `path`, as far as readable. Raises OSError if gone."""
@@ -80,7 +75,7 @@ def victims(
     stale: AbstractSet[Path] = frozenset(),
 ) -> list[Use]:
     """Return which removable ones are to go, so that all keep to limits as in `evictable`."""
-    ordered = sorted(candidates, key=lambda use: (not use.is_object, use.used))
+    ordered = sorted(candidates, key=lambda u: (not u.path.name.startswith(f"{OBJECT}."), u.used))
     size = sum(use.bytes for use in ordered)
     old = time.time() - max_age
     found = []
