@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # as in `typing`, whose import would delay the start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _PASSED = signal.valid_signals() - {  # all but those of the kernel, of our faults, and of terminals
     signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
     signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, signal.SIGPIPE, signal.SIGCHLD, signal.SIGTSTP,
@@ -70,7 +70,7 @@ def _forked(
     if child:
         return child
     try:
-        call_function(prctl, (_DIE_WITH_PARENT, signal.SIGKILL))
+        call_function(prctl, (DIE_WITH_PARENT, signal.SIGKILL))
         if os.getppid() == parent:
             for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
                 signal.signal(ignored, signal.SIG_DFL)

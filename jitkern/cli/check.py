@@ -19,14 +19,13 @@ from collections.abc import Callable, Container
 from typing import Any, NoReturn
 
 from jitkern import devtools
-from jitkern._command import end_as
+from jitkern._command import DIE_WITH_PARENT, end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, styled
 from jitkern.devtools.op_check import OpCheck
 from jitkern.target import unsupported
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _OF_MEMORY = ": it uses memory that is not its own"
 _CAUSES = {
     "SIGSEGV": _OF_MEMORY, "SIGBUS": _OF_MEMORY, "SIGFPE": ": a division by zero, perhaps",
@@ -100,7 +99,7 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
             os.close(reader)
             _check_as_child(what, seen, writer)
         os.close(writer)
