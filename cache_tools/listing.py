@@ -31,7 +31,6 @@ SORTS: dict[str, Callable[[Use], Any]] = {
     "age": lambda use: -use.published,
     "used": lambda use: -use.used,
 }
-AT_ONCE = 256  # entries that are read in parallel
 _LONGEST = 60  # letters of an op's name that are compared with names of folders
 
 
@@ -246,8 +245,7 @@ def _read(
         yield from map(read, places)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(places), AT_ONCE):
-            yield from pool.map(read, places[start : start + AT_ONCE])
+        yield from pool.map(read, places)
 
 
 def _peek(path: Path) -> Entry | ValueError | None:

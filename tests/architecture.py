@@ -31,7 +31,7 @@ BUDGETS = {
     "config": 1012,
     "cache": 1893,
     "source": 4106,
-    "cache_tools": 1790,
+    "cache_tools": 1788,
     "remote": 2311,
     "calls": 754,
     "compilers": 5412,
