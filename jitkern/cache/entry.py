@@ -140,6 +140,8 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
     OSError where the entry could not be read this time.
     """
     path = layer.root / VERSION / target / name
+    if os.sep in target or os.sep in name:
+        raise FileNotFoundError(path)  # no entry has such a name
     with contextlib.ExitStack() as open_directories:
         directory = open_directories.enter_context(trust.opened(layer.root, follow=True))
         for place in (path.parents[1], path.parent, path):

@@ -111,8 +111,6 @@ class Reader:
         """Return the entry that a reference names, whole and verified, or None."""
         target, label, digest = reference
         name = f"{label}-{digest[:16]}"
-        if os.sep in f"{target}{name}":
-            return None  # no entry has such a name
         for layer in self._layers:
             entry = self._entry_in(layer, target, name, self._verify, touch=layer.own)
             if entry and entry.manifest.digest == digest:

@@ -116,8 +116,6 @@ class Cache(Root):
         could change is copied into the user root before it is used.
         """
         reason = "absent"
-        if os.sep in target or os.sep in name:
-            return Found(None, reason=reason)  # no entry has such a name
         for layer in self.trusted_layers():
             path = layer.root / VERSION / target / name
             try:
