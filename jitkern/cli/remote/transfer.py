@@ -66,8 +66,8 @@ def run_push(args: argparse.Namespace) -> int:
             cache, chosen, store, key=key, unsigned=args.unsigned, keep=args.keep,
             tell=_teller(args),
         )  # fmt: skip
-    for pushed in done:
-        _print_pushed(pushed, quiet=args.level < 0)
+    for pushed in done if args.level >= 0 else ():
+        _print_pushed(pushed)
     sent = sum(pushed.uploaded for pushed in done)
     print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
     if args.json:
@@ -116,9 +116,7 @@ def _teller(args: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: 
     return (lambda _: None) if silent else lambda text: print(text, file=sys.stderr, flush=True)
 
 
-def _print_pushed(pushed: Pushed, *, quiet: bool) -> None:
-    if quiet:
-        return
+def _print_pushed(pushed: Pushed) -> None:
     for bundle in pushed.bundles:
         version = f" {bundle.version}" if bundle.version else ""
         print(
