@@ -29,7 +29,7 @@ BUDGETS = {
     "beside": 1513,
     "files": 430,
     "config": 1012,
-    "cache": 1891,
+    "cache": 1887,
     "source": 4106,
     "cache_tools": 1788,
     "remote": 2311,

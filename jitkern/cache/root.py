@@ -225,10 +225,6 @@ class Root:
                 if now - path.lstat().st_mtime > STALE_STAGING:
                     self._trash(path)  # not deleted: if the clock jumped, its builder may live
 
-    def _sync(self, path: Path) -> None:
-        if self.fsync:
-            atomic.sync(path)
-
     def _warn_once(self, what: object, message: str, *values: object) -> None:
         if what not in self._warned:
             self._warned.add(what)

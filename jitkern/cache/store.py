@@ -24,7 +24,7 @@ from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.root import Root
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
-from jitkern.files import trust
+from jitkern.files import atomic, trust
 from jitkern.files.trust import Layer, Trust
 from jitkern.named_tuple import NamedTuple
 
@@ -251,7 +251,7 @@ class Cache(Root):
         self, ready: Path, target: str, name: str, manifest: Manifest, *, fsync: bool = True
     ) -> Entry:
         """Publish a directory of finished files as an entry."""
-        sync = self._sync if fsync else bool  # which does nothing to a path
+        sync = atomic.sync if fsync and self.fsync else bool  # which does nothing to a path
         for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
             path.chmod(0o644)
             sync(path)
