@@ -26,7 +26,7 @@ from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.filters import opened
 from jitkern.cli.hints import ExplainRow
 from jitkern.cli.output import BOLD, YELLOW, print_json, styled
-from jitkern.cli.parser import UsageError
+from jitkern.cli.parser import UsageError, take_targets
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -45,9 +45,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         metavar="OP|KEY",
         help="an op, e.g. softmax or mylib::softmax, or the beginning of an entry's digest",
     )
-    parser.add_argument(
-        "--target", action="append", default=[], metavar="T", help="default: this machine's targets"
-    )
+    take_targets(parser, "default: this machine's targets")
     parser.add_argument(
         "--source",
         action="store_true",

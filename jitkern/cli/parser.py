@@ -43,6 +43,16 @@ def file_to_write(text: str) -> Path:
     return path
 
 
+def take_key(parser: argparse._ActionsContainer, text: str, *, required: bool = False) -> None:
+    """Add the option `--key`, the file of a private key."""
+    parser.add_argument("--key", type=file_to_read, required=required, metavar="FILE", help=text)
+
+
+def take_targets(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the option `--target`, which may be given several times."""
+    parser.add_argument("--target", action="append", default=[], metavar="T", help=text)
+
+
 def take_command(parser: argparse.ArgumentParser) -> None:
     """Have a parser take a command to run, after its own options."""
     parser.add_argument(

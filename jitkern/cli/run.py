@@ -18,7 +18,7 @@ from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import say
-from jitkern.cli.parser import command_in, file_to_read, file_to_write, take_command
+from jitkern.cli.parser import command_in, file_to_write, take_command, take_key
 from jitkern.cli.remote.connection import connected, writable
 
 
@@ -35,10 +35,10 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--push", metavar="URL", help="at the end, push the cache for this machine to a remote"
     )
-    parser.add_argument(
-        "--key", type=file_to_read, metavar="FILE",
-        help="a private key to sign with for --push (default: the setting sign_key, else unsigned)",
-    )  # fmt: skip
+    take_key(
+        parser,
+        "a private key to sign with for --push (default: the setting sign_key, else unsigned)",
+    )
     parser.add_argument(
         "--report", type=file_to_write, metavar="FILE",
         help="write what was compiled and served, as JSON",

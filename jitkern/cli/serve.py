@@ -19,7 +19,7 @@ from jitkern import config, jit, service
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import YELLOW, print_json, say
-from jitkern.cli.parser import at_least_one, file_to_read
+from jitkern.cli.parser import at_least_one, take_key
 from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
@@ -47,9 +47,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--push", metavar="URL",
         help="also push what was built to a bucket or directory: s3://…, gs://…, az://…, file:///…",
     )  # fmt: skip
-    parser.add_argument(
-        "--key", type=file_to_read, metavar="FILE", help="sign entries with this key"
-    )
+    take_key(parser, "sign entries with this key")
     parser.add_argument(
         "--record", type=Path, metavar="FILE",
         help="append each distinct requested call, for `prewarm --from`",

@@ -12,7 +12,7 @@ from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import file_to_read
+from jitkern.cli.parser import file_to_read, take_key
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
@@ -50,9 +50,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     text = "sign entries of the user root, for machines that trust the key"
     sign = commands.add_parser("sign", help=text, description=text, parents=[shared])
     add_filters(sign)
-    sign.add_argument(
-        "--key", type=file_to_read, required=True, metavar="FILE", help="a private key"
-    )
+    take_key(sign, "a private key", required=True)
     sign.set_defaults(run=run_sign)
     text = "make a key to sign with: FILE, and FILE.pub for `trusted_keys` of a settings file"
     keygen = commands.add_parser("keygen", help=text, description=text, parents=[shared])

@@ -19,7 +19,7 @@ from jitkern import config, jit, prewarming, remote
 from jitkern.cache_tools.check import human_bytes
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import YELLOW, Progress, print_json, say
-from jitkern.cli.parser import UsageError, at_least_one, file_to_read
+from jitkern.cli.parser import UsageError, at_least_one, file_to_read, take_key, take_targets
 from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
 from jitkern.cli.remote.connection import pushable, telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
@@ -29,13 +29,7 @@ from jitkern.target import EXAMPLE, Target, short_version
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     take_ops(parser)
-    parser.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="T",
-        help=f"such as sm_90, cpu or {EXAMPLE}",
-    )
+    take_targets(parser, f"such as sm_90, cpu or {EXAMPLE}")
     parser.add_argument(
         "--jobs",
         type=at_least_one,
@@ -84,10 +78,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--push", metavar="URL",
         help="afterwards, push what was built or found to a remote",
     )  # fmt: skip
-    parser.add_argument(
-        "--key", type=file_to_read, metavar="FILE",
-        help="the private key to sign with (default: sign_key)",
-    )  # fmt: skip
+    take_key(parser, "the private key to sign with (default: sign_key)")
     parser.set_defaults(run=run)
 
 

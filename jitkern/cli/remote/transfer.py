@@ -9,7 +9,7 @@ from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import UsageError, at_least_one, file_to_read
+from jitkern.cli.parser import UsageError, at_least_one, take_key, take_targets
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.config import values
 from jitkern.remote.publish import KEEP, Pushed
@@ -25,12 +25,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         help="s3://…, gs://…, az://… or file:///… (default: the first of JITKERN_REMOTE)",
     )  # fmt: skip
     signing = push.add_mutually_exclusive_group()
-    signing.add_argument(
-        "--key",
-        type=file_to_read,
-        metavar="FILE",
-        help="a private key (default: the setting sign_key)",
-    )
+    take_key(signing, "a private key (default: the setting sign_key)")
     signing.add_argument(
         "--unsigned",
         action="store_true",
@@ -44,10 +39,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     text = "download the entries for this machine into the cache, e.g. in an init container"
     pull = commands.add_parser("pull", help=text, description=text, parents=[shared])
     pull.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these packages")
-    pull.add_argument(
-        "--target", action="append", default=[], metavar="T",
-        help="for this target; may be repeated (default: the targets of this machine)",
-    )  # fmt: skip
+    take_targets(pull, "for this target; may be repeated (default: the targets of this machine)")
     pull.add_argument(
         "--from", "--url", dest="url", metavar="URL",
         help="of the remote (default: the first of JITKERN_REMOTE)",
