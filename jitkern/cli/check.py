@@ -1,9 +1,10 @@
 """Compare every kernel of an op with its PyTorch reference over the op's samples.
 
 Kernels run from their Python launchers, with guard bytes around tensors, and then by C, also with
-tensors that lie in other ways. Torch's opcheck follows, and gradients are compared with those of
-the reference. Only ops are checked. What cannot run here is skipped, with the reason. Exit code 1
-if a check failed, or if there was nothing to check. A kernel that crashes fails its check.
+other layouts of tensors. Torch's opcheck follows, and gradients are compared with those of the
+reference. Only ops are checked. What cannot run here is skipped, with the reason. Exit code 1
+if a check failed, or if there was nothing to check. A kernel that crashes, or takes longer than
+`--timeout`, fails its check.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jitkern._command import DIE_WITH_PARENT, end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, styled
+from jitkern.cli.parser import at_least_one
 from jitkern.devtools.op_check import OpCheck
 from jitkern.target import unsupported
 
@@ -36,6 +38,10 @@ Tell = Callable[[str, Any], object]
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     take_ops(parser, metavar="OP", required=True)
+    parser.add_argument(
+        "--timeout", type=at_least_one, default=0, metavar="SECONDS",
+        help="fail a check that takes longer (default: no limit)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -57,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     # The command itself has no Torch yet, whose threads a fork would lack.
     if args.own_process and not unsupported():
-        _check_in_children(args.what, take)
+        _check_in_children(args.what, args.timeout, take)
     else:
         _check(args.what, (), take)
     failed = sum(check.ok is False for check in checks)
@@ -88,10 +94,10 @@ def _check(what: list[str], seen: Container[str], tell: Tell) -> None:
             tell("row", row)
 
 
-def _check_in_children(what: list[str], tell: Tell) -> None:
+def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
     """Check in a child, which a kernel may end; another child checks the ops that are left.
 
-    Raises SystemExit if a child fails otherwise.
+    timeout: seconds for a check; 0: no limit. Raises SystemExit if a child fails otherwise.
     """
     seen: set[str] = set()
     while True:
@@ -101,9 +107,8 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
         if not child:
             ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
             os.close(reader)
-            _check_as_child(what, seen, writer)
+            _check_as_child(what, timeout, seen, writer)
         os.close(writer)
-        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child tells of it
         last, begun = "", list[Any]()
         with open(reader) as pipe:
             for last, value in map(json.loads, pipe):
@@ -113,29 +118,33 @@ def _check_in_children(what: list[str], tell: Tell) -> None:
                     seen.add(value[0])
                     begun = value if last == "begun" else []
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        signal.signal(signal.SIGINT, interrupted)
-        if last == "ended" and not code:
+        if last == "ended":
             return
-        if last == "ended" or not begun:
+        if not begun:
             raise SystemExit(end_as(code) or 1)
-        how = f"with the exit code {code}: a kernel must return"
-        if code < 0:
+        how = f"it ended this process with the exit code {code}: a kernel must return"
+        if code == -signal.SIGALRM:
+            how = f"it took more than {timeout} s"
+        elif code < 0:
             name = signal.Signals(-code).name
-            how = f"by {name}{_CAUSES.get(name, '')}"
-        tell("row", [*begun[:4], False, f"it ended this process {how}"])
+            how = f"it ended this process by {name}{_CAUSES.get(name, '')}"
+        tell("row", [*begun[:4], False, how])
 
 
-def _check_as_child(what: list[str], seen: Container[str], writer: int) -> NoReturn:
-    """Check, tell the parent at the other end of a pipe, and end."""
+def _check_as_child(what: list[str], timeout: int, seen: Container[str], writer: int) -> NoReturn:
+    """Check, tell the parent at the other end of a pipe, and end.
+
+    Ctrl-C and the timeout end the process at once, also in a kernel that does not return.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with open(writer, "w") as pipe:
 
         def tell(*told: Any) -> None:
+            signal.alarm(timeout if told[0] == "begun" else 0)
             print(json.dumps(told), file=pipe, flush=True)
 
-        try:
-            _check(what, seen, tell)
-        finally:
-            tell("ended", None)  # by itself: a kernel may end a process, with any code
+        _check(what, seen, tell)
+        tell("ended", None)  # a kernel may end this process, with any code
     raise SystemExit(0)
 
 

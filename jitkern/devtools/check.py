@@ -94,7 +94,7 @@ def _samples(op: Op, device: str) -> tuple[list[tuple[Any, ...]], str]:
         torch.manual_seed(0)
         try:
             samples = op.sample_inputs(device)
-        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
             return [], error_site(e, op.declaration.samples) + _told(e)
     problems = filter(None, (op.problem_of(n, sample) for n, sample in enumerate(samples, 1)))
     return samples, next(problems, "" if samples else "none: add `@op.samples`")
@@ -108,7 +108,7 @@ def _row(
         return OpCheck(op.name, device, kind, name, True, check(op, *rest))
     except (CompilerNotFound, TargetError, _Untried) as e:
         return OpCheck(op.name, device, kind, name, None, _told(e))
-    except Exception as e:  # noqa: BLE001  whatever its author's code raises
+    except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         return OpCheck(op.name, device, kind, name, False, _told(e))
 
 
@@ -116,7 +116,7 @@ class _Untried(Exception):
     """A check that does not fit the op."""
 
 
-def _told(e: Exception) -> str:
+def _told(e: BaseException) -> str:
     plain = isinstance(e, (JitkernError, AssertionError, _Untried))
     return str(e).strip() if plain else f"{type(e).__name__}: {e}".strip()
 
@@ -139,7 +139,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     """Compare a source with the reference, by its Python launcher and then by C.
 
     On the CPU its Python launcher runs once more, with guard bytes around its tensors. Then one
-    tensor at a time lies in another way, in the first sample of each combination of dtypes and
+    tensor at a time has another layout, in the first sample of each combination of dtypes and
     ranks. An op may refuse that, and may not take other elements.
     """
     if not op.declaration.reference:
@@ -170,9 +170,9 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
                 else:
                     largest = max(largest, _within(worst, what, sample))
             runtime.specializer.settle()
-    note = f"{counted(len(samples), 'sample')}, within {largest:.2f} roundings"
+    note = f"{counted(len(samples), 'sample')}, max error {largest:.2f} eps"
     note += f"; refused: {', '.join(refused)}" if refused else ""
-    return f"{note}\nand {len(layouts)} calls with a tensor that lies in another way"
+    return f"{note}\nand {counted(len(layouts), 'call')} with another layout of a tensor"
 
 
 def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expected) -> None:
@@ -533,7 +533,7 @@ def _gradient(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         count += 1
     if not count:
         raise _Untried("no sample of less than float64 through which its reference has a gradient")
-    return f"{counted(count, 'sample')}, within {largest:.2f} roundings"
+    return f"{counted(count, 'sample')}, max error {largest:.2f} eps"
 
 
 def _gradients(

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -336,9 +337,10 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
 
 CRASHING = """
 from jitkern.declare import Cpp, kernel
+from jitkern.op.op import OPS
 
 COPY = "for (; n--;) o[n] = x[n];"
-BODIES = {"bad": "*(volatile long*)8 = 1;", "ends": "exit(0);", "fine": COPY, "last": COPY}
+BODIES = {"bad": "*(volatile long*)8 = 1;", "ends": "exit(0);", "exits": COPY, "fine": COPY, "last": COPY}
 F = "#include <stdlib.h>\\n" 'extern "C" void f(float* o, float* x, long n) { %s }'
 
 for name, body in BODIES.items():
@@ -353,6 +355,7 @@ for name, body in BODIES.items():
     op.reference(lambda x: x.clone())
     op.samples(lambda device: [__import__("torch").ones(5, device=device)])
 op.samples(lambda device: __import__("os").abort())
+OPS["crashing::exits"].launch("cpu")(lambda k, x: __import__("sys").exit(0))
 """
 
 
@@ -367,8 +370,57 @@ def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     assert "SIGSEGV" in rows["crashing::bad", "reference"]["note"]
     assert rows["crashing::ends", "reference"]["ok"] is False
     assert "with the exit code 0" in rows["crashing::ends", "reference"]["note"]
+    assert rows["crashing::exits", "reference"]["ok"] is False
+    assert "SystemExit: 0" in rows["crashing::exits", "reference"]["note"]
     assert rows["crashing::fine", "opcheck"]["ok"] is True
     assert "by SIGABRT" in rows["crashing::last", "samples"]["note"]
+
+
+HANGING = """
+from pathlib import Path
+from jitkern.declare import Cpp, kernel
+
+F = 'extern "C" void f(float* o, long n) { while (n) sleep(n); }'
+op = kernel("hanging::op(Tensor x) -> Tensor", cpu=Cpp(text="#include <unistd.h>\\n" + F))
+
+@op.launch("cpu")
+def launch(k, x):
+    out = x.new_empty(x.shape)
+    Path("launched").touch()
+    k.f(out, x.numel())
+    return out
+
+op.reference(lambda x: x.clone())
+op.samples(lambda device: [__import__("torch").ones(5, device=device)])
+"""
+
+
+def checking_what_hangs(tmp_path, *options):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = [sys.executable, "-m", "jitkern", "check", "hanging", *options]
+    return subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=_heed_interrupts,  # noqa: PLW1509  it sets a handler alone
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+def test_a_check_of_a_kernel_that_hangs_can_be_interrupted(tmp_path):
+    with checking_what_hangs(tmp_path) as check:
+        while not (tmp_path / "launched").exists():
+            assert check.poll() is None, check.communicate()
+            time.sleep(0.1)
+        os.killpg(check.pid, signal.SIGINT)
+        assert "interrupted" in check.communicate()[1]
+    assert check.returncode == 130
+
+
+@pytest.mark.long
+def test_a_check_that_takes_too_long_fails(tmp_path):
+    with checking_what_hangs(tmp_path, "--timeout", "20") as check:
+        out, err = check.communicate()
+    assert "FAIL hanging::op      cpu  cc        reference\n     it took more than 20 s" in out, err
+    assert check.returncode == 1
 
 
 def test_what_fails_at_its_import_is_not_checked(cli, tmp_path, monkeypatch):

@@ -347,6 +347,6 @@ def test_check_tells_what_an_op_refuses(op):
     row = checked(op, rows_of)
     assert row.ok
     assert row.note.splitlines() == [
-        "1 sample, within 0.00 roundings; refused: `w` sliced, `w` expanded",
-        "and 7 calls with a tensor that lies in another way",
+        "1 sample, max error 0.00 eps; refused: `w` sliced, `w` expanded",
+        "and 7 calls with another layout of a tensor",
     ]
