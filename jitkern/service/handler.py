@@ -51,7 +51,6 @@ _ROUTES = (
 _BUILD = f"/{layout.BUILD}"
 _NAMED = 8  # files, and digests, in the text of an answer
 _LATER = {"Retry-After": "5"}
-_OF_CACHE = ("index", "bundle")  # routes
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -202,8 +201,7 @@ class Handler(BaseHTTPRequestHandler):
         sent = 0 if self.command == "HEAD" or status == 304 else size
         if sent:
             self._send(body, size)
-        of_cache = self.route in _OF_CACHE
-        self.server.metrics.answered(self.route, status, sent, from_cache=of_cache)
+        self.server.metrics.answered(self.route, status, sent)
         took = time.monotonic() - self._began
         line = f"{self.requestline!r:.200} {status} {sent} bytes {took * 1000:.0f} ms"
         self.server.tell(f"{self.client_address[0]} {line}")

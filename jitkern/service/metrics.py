@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from jitkern.service.build import Outcome
 
 REMEDY = 'pip install "jitkern[serve]"'
+_PREFIX = "jitkern_serve"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 180, 600)
-_NONE: Any = None
+_OF_CACHE = ("index", "bundle")  # routes
 _KERNELS = ("bundle", "build", "outcome")  # routes
 _ANSWERED = ("200", "304", "409", "422")
 
@@ -23,40 +25,35 @@ class Metrics:
     def __init__(
         self, requests: Callable[[], int], running: Callable[[], int], queue: Callable[[], int]
     ) -> None:
+        self._registry: Any = None
         try:
             import prometheus_client as client
         except ImportError:
-            self._registry = _NONE
             return
-        registry = self._registry = client.CollectorRegistry()
+        self._registry = client.CollectorRegistry()
         self._text = client.generate_latest
         self.content_type: str = client.CONTENT_TYPE_LATEST
-        counter, gauge, prefix = client.Counter, client.Gauge, "jitkern_serve"
-        self._requests = counter(
-            f"{prefix}_requests", "Requests.", ["route", "status"], registry=registry
-        )
-        self._hits = counter(f"{prefix}_hits", "GET requests that hit.", registry=registry)
-        self._misses = counter(f"{prefix}_misses", "GET requests that missed.", registry=registry)
-        self._sent = counter(f"{prefix}_sent_bytes", "Bytes of answers.", registry=registry)
-        self._builds = counter(f"{prefix}_builds", "Builds.", ["status"], registry=registry)
-        self._entries = counter(f"{prefix}_built_entries", "Entries built.", registry=registry)
+        of: Any = {"namespace": _PREFIX, "registry": self._registry}
+        self._requests = client.Counter("requests", "Requests.", ["route", "status"], **of)
+        self._hits = client.Counter("hits", "GET requests that hit.", **of)
+        self._misses = client.Counter("misses", "GET requests that missed.", **of)
+        self._sent = client.Counter("sent_bytes", "Bytes of answers.", **of)
+        self._builds = client.Counter("builds", "Builds.", ["status"], **of)
+        self._entries = client.Counter("built_entries", "Entries built.", **of)
         self._seconds = client.Histogram(
-            f"{prefix}_build_seconds", "Seconds of builds.", buckets=_SECONDS, registry=registry
+            "build_seconds", "Seconds of builds.", buckets=_SECONDS, **of
         )
-        for name, text, now in (
-            ("in_flight", "Requests now.", requests),
-            ("builds_running", "Builds now.", running),
-            ("queue", "Builds that wait.", queue),
-        ):
-            gauge(f"{prefix}_{name}", text, registry=registry).set_function(now)
+        client.Gauge("in_flight", "Requests now.", **of).set_function(requests)
+        client.Gauge("builds_running", "Builds now.", **of).set_function(running)
+        client.Gauge("queue", "Builds that wait.", **of).set_function(queue)
 
-    def answered(self, route: str, status: int, sent: int, *, from_cache: bool) -> None:
-        """Count an answer. from_cache: whether it is of a GET that the cache answers."""
+    def answered(self, route: str, status: int, sent: int) -> None:
+        """Count an answer."""
         if not self._registry:
             return
         self._requests.labels(route, str(status)).inc()
         self._sent.inc(sent)
-        if from_cache:
+        if route in _OF_CACHE:
             (self._misses if status == 404 else self._hits).inc()
 
     def built(self, outcome: Outcome, seconds: float) -> None:
@@ -73,15 +70,12 @@ class Metrics:
         """
         if not self._registry:
             return None
-        counters = (self._requests, self._builds)
-        samples = [s for counter in counters for found in counter.collect() for s in found.samples]
-        totals = [s for s in samples if s.name.endswith("_total")]
-        answered = [
-            s for s in totals
-            if s.labels.get("route") in _KERNELS and s.labels["status"] in _ANSWERED
-        ]  # fmt: skip
-        built = [s for s in totals if "route" not in s.labels]
-        return int(sum(s.value for s in answered)), int(sum(s.value for s in built))
+        value = self._registry.get_sample_value
+        answers = [
+            value(f"{_PREFIX}_requests_total", {"route": route, "status": status})
+            for route, status in itertools.product(_KERNELS, _ANSWERED)
+        ]
+        return int(sum(filter(None, answers))), int(value(f"{_PREFIX}_build_seconds_count"))
 
     def text(self) -> bytes | None:
         """Return all figures, or None without prometheus-client."""
