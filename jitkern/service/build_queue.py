@@ -31,12 +31,8 @@ class Full(Exception):
     """Too many builds are waiting."""
 
 
-class Draining(Exception):
-    """The service is shutting down, and starts no more builds."""
-
-
 class Submission(NamedTuple):
-    """A build that runs or waits, or has ended. since: by the monotonic clock."""
+    """A build that runs or waits, or has ended. since: when that began, by the monotonic clock."""
 
     asked: Asked
     future: Future[Outcome]
@@ -57,8 +53,7 @@ class BuildQueue:
         self.longest = config.current().lock_timeout  # after which others would not wait either
         self._lock = threading.Lock()
         after_fork(self._lock)
-        self.builds: dict[str, Submission] = {}
-        self._ended: dict[str, float] = {}  # when, by the monotonic clock; the oldest first
+        self.builds: dict[str, Submission] = {}  # those that have ended in the order of their ends
         self._draining = False
         self.workers = [Worker(perform, "jitkern serve", begun=_close_sockets) for _ in range(jobs)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -66,23 +61,29 @@ class BuildQueue:
             worker.start()
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(jobs, "jitkern build")
-        self.running = 0
+
+    @property
+    def running(self) -> int:
+        """The number of builds that run."""
+        return sum(build.future.running() for build in [*self.builds.values()])
 
     @property
     def waiting(self) -> int:
         """The number of builds that wait."""
-        return len(self.builds) - len(self._ended) - self.running
+        return sum(not build.future.running() for build in self.pending())
 
     def submit(self, asked: Asked) -> Future[Outcome]:
-        """Return the build of a request: a running or recent one, if any.
+        """Return the build of a request: a running or recent one, if any. Raises Full.
 
-        Raises Full and Draining.
+        While the service is shutting down, a new one is cancelled.
         """
         with self._lock:
             self._forget_old()
             if asked.id not in self.builds:
                 if self._draining:
-                    raise Draining
+                    future: Future[Outcome] = Future()
+                    future.cancel()
+                    return future
                 if self.waiting >= self._most:
                     raise Full
                 future = self._threads.submit(self._perform, asked)
@@ -98,13 +99,12 @@ class BuildQueue:
 
     def pending(self) -> list[Submission]:
         """Return the builds that run and wait, the oldest first."""
-        with self._lock:
-            return [build for build in self.builds.values() if not build.future.done()]
+        return [build for build in [*self.builds.values()] if not build.future.done()]
 
     def forget(self, id_: str) -> None:
         """Forget an outcome, so that an equal request builds again."""
         with self._lock:
-            if self._ended.pop(id_, None) is not None:
+            if id_ in self.builds and self.builds[id_].future.done():
                 del self.builds[id_]
 
     def drain(self, grace: float) -> None:
@@ -133,24 +133,19 @@ class BuildQueue:
             worker.ended()
 
     def _perform(self, asked: Asked) -> Outcome:
-        with self._lock:
-            self.running += 1
-            jobs = max(1, self._jobs // self.running)
         started, worker = time.monotonic(), self._idle.get()
         is_kept = False
         try:
-            outcome = self._built(worker, asked, jobs)
+            outcome = self._built(worker, asked, self._jobs // max(1, self.running))
             self._note(asked, outcome, time.monotonic() - started)
             is_kept = outcome.status < 500  # else a later attempt may have another
             return outcome
         finally:
             self._idle.put(worker)
             with self._lock:
-                self.running -= 1
+                build = self.builds.pop(asked.id)
                 if is_kept:
-                    self._ended[asked.id] = time.monotonic()
-                else:
-                    del self.builds[asked.id]
+                    self.builds[asked.id] = build._replace(since=time.monotonic())
 
     def _built(self, worker: Worker, asked: Asked, jobs: int) -> Outcome:
         """Return the outcome of a build; a worker that takes too long for it is ended."""
@@ -171,10 +166,10 @@ class BuildQueue:
     def _forget_old(self) -> None:
         """Forget outcomes that are old or too many."""
         old = time.monotonic() - KEPT
-        for id_ in [*self._ended]:
-            if self._ended[id_] >= old and len(self._ended) <= MOST_KEPT:
-                break
-            del self._ended[id_], self.builds[id_]
+        ended = [id_ for id_, build in self.builds.items() if build.future.done()]
+        for left, id_ in zip(range(len(ended), 0, -1), ended):
+            if left > MOST_KEPT or self.builds[id_].since < old:
+                del self.builds[id_]
 
 
 def _close_sockets(connection: Connection) -> None:

@@ -30,7 +30,7 @@ from jitkern.errors import TargetError
 from jitkern.remote import layout
 from jitkern.service import page, request
 from jitkern.service.build import Outcome
-from jitkern.service.build_queue import Draining, Full
+from jitkern.service.build_queue import Full
 from jitkern.service.metrics import REMEDY
 from jitkern.service.server import Server
 
@@ -278,9 +278,6 @@ class Handler(BaseHTTPRequestHandler):
             except Full:
                 text = f"{self.server.builds.waiting} builds are queued already"
                 self.refuse(429, text, **_LATER)
-                return
-            except Draining:
-                self.refuse(503, "the service is shutting down", **_LATER)
                 return
             if self._respond(asked.id, build, asked.want):
                 return
