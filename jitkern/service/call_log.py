@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from jitkern._fork import after_fork
 from jitkern.calls.record import MOST, append
 from jitkern.errors import SettingError
 from jitkern.service.build import Outcome
@@ -31,8 +29,6 @@ class CallLog:
         """Take a file over, which may have lines already. Raises SettingError."""
         self._path = path
         self._alike: Counter[Any] = Counter()
-        self._lock = threading.Lock()
-        after_fork(self._lock)
         try:
             with path.open("a+b") as file:
                 file.seek(0)
@@ -42,26 +38,23 @@ class CallLog:
             raise SettingError(f"cannot write the recording {path}: {e.strerror}") from e
 
     def note(self, asked: Asked, outcome: Outcome) -> None:
-        """Append the call of a request. Raises nothing."""
+        """Append the call of a request, for one thread at a time. Raises nothing."""
         line = asked.line.encode()
-        with self._lock:
-            if self._left <= 0 or outcome.failed or _digest(line) in self._seen:
-                return
-            alike = (asked.op, outcome.kernels or outcome.reason)
-            if self._alike[alike] >= MOST:
-                return
-            self._seen.add(_digest(line))
-            self._alike[alike] += 1
-            self._left -= len(line) + 1
-            if self._left <= 0:
-                _log.warning(
-                    "%s has %d MiB: no further call is recorded", self._path, MOST_BYTES >> 20
-                )
-                return
-            try:
-                append(self._path, line + b"\n")
-            except OSError as e:
-                _log.warning("cannot record a call of %s in %s: %s", asked.op, self._path, e)
+        if self._left <= 0 or outcome.failed or _digest(line) in self._seen:
+            return
+        alike = (asked.op, outcome.kernels or outcome.reason)
+        if self._alike[alike] >= MOST:
+            return
+        self._seen.add(_digest(line))
+        self._alike[alike] += 1
+        self._left -= len(line) + 1
+        if self._left <= 0:
+            _log.warning("%s has %d MiB: no further call is recorded", self._path, MOST_BYTES >> 20)
+            return
+        try:
+            append(self._path, line + b"\n")
+        except OSError as e:
+            _log.warning("cannot record a call of %s in %s: %s", asked.op, self._path, e)
 
 
 def _digest(line: bytes) -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from jitkern import cache_tools, config, remote
-from jitkern._fork import after_fork
 from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError
 from jitkern.remote.layout import machine_of
@@ -27,16 +27,13 @@ class Publisher:
         self._push = push
         self._rest = rest
         self._context = contextvars.copy_context()  # the settings of who made this object
-        self._machines: set[str] = set()
-        self._lock = threading.Lock()
-        after_fork(self._lock)
+        self._machines: deque[str] = deque()
         self._closing = threading.Event()
         self._queue = config.background.WorkQueue("jitkern push")
 
     def note(self, machines: Iterable[str] = ()) -> None:
         """Have the entries of these machines pushed soon, with what is left of failed pushes."""
-        with self._lock:
-            self._machines.update(machines)
+        self._machines.extend(machines)
         self._queue.later(lambda: self._context.run(self._push_all))
 
     def close(self) -> None:
@@ -48,15 +45,13 @@ class Publisher:
     def _push_all(self) -> None:
         if self._machines:
             self._closing.wait(self._rest)
-        with self._lock:
-            machines, self._machines = self._machines, set()
+        machines = {self._machines.popleft() for _ in range(len(self._machines))}
         try:
             if machines:
                 self._push(sorted(machines))
         except (JitkernError, Unavailable, OSError) as e:
             _log.warning("what was built is not pushed, and will be with the next build: %s", e)
-            with self._lock:
-                self._machines |= machines
+            self._machines.extend(machines)
 
 
 def pusher(

@@ -111,7 +111,6 @@ class Server(ThreadingHTTPServer):
             build = CallBuilder(self.ops, folder, key)
             self.catalog = Catalog(cache, names_of(ops), folder, key)
             self.builds = BuildQueue(build, jobs, MOST_WAITING, self._note)
-            undo.callback(self.builds.close)
             undo.pop_all()
 
     @property
@@ -138,34 +137,28 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread, unless there are too many."""
-        with self._lock:
-            full = len(self.connections) >= MOST_CONNECTIONS
-            if not full:
-                self.connections.add(request)
-        if full:
-            with contextlib.suppress(OSError):
-                request.setblocking(False)
-                request.send(_BUSY)
-            self.shutdown_request(request)
+        if len(self.connections) < MOST_CONNECTIONS:  # only this thread adds one
+            self.connections.add(request)
+            super().process_request(request, client_address)
             return
-        super().process_request(request, client_address)
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(_BUSY)
+        self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
-        with self._lock:
-            self.connections.discard(request)
+        self.connections.discard(request)
         super().shutdown_request(request)
 
     @contextlib.contextmanager
     def busy(self, connection: socket.socket) -> Iterator[None]:
         """Count a request, which is answered to its end before this server ends."""
-        with self._lock:
-            self._answering.add(connection)
+        self._answering.add(connection)
         try:
             yield
         finally:
-            with self._lock:
-                self._answering.discard(connection)
+            self._answering.discard(connection)
 
     def handle_error(self, _: Any, client_address: Any) -> None:
         """Log an error of this server; ignore a client that has disconnected."""
@@ -185,9 +178,7 @@ class Server(ThreadingHTTPServer):
         end = time.monotonic() + LAST
         while self._answering and time.monotonic() < end:
             time.sleep(0.02)
-        with self._lock:
-            idle = list(self.connections)
-        for connection in idle:
+        for connection in [*self.connections]:  # which wait for another request
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._folder.cleanup()
@@ -201,10 +192,10 @@ class Server(ThreadingHTTPServer):
                 self._failures[asked.id] = Failure(asked, outcome.reason, time.monotonic())
                 if len(self._failures) > MOST_FAILURES:
                     del self._failures[next(iter(self._failures))]
+            if self._record:
+                self._record.note(asked, outcome)
         if outcome.bundle:
             self.catalog.sweep()
-        if self._record:
-            self._record.note(asked, outcome)
         if outcome.built:
             self._built(outcome.machines)
 
