@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1918,
     "devtools": 1096,
     "inference": 32,
-    "service": 1584,
+    "service": 1572,
     "cli": 3599,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jitkern import cache_tools, config, jit
@@ -11,7 +12,6 @@ from jitkern.cache.store import Entry
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.calls import record
-from jitkern.calls.record import RecordedCall
 from jitkern.calls.samples import Sample
 from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.named_tuple import NamedTuple
@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
     built: int = 0
 
 
+@dataclass(frozen=True)
 class CallBuilder:
     """Builds the requests, one after the other.
 
@@ -55,10 +56,9 @@ class CallBuilder:
     signs entries, or None.
     """
 
-    def __init__(self, ops: Mapping[str, Op], folder: Path, key: Path | None) -> None:
-        self._ops = ops
-        self._folder = folder
-        self._key = key
+    ops: Mapping[str, Op]
+    folder: Path
+    key: Path | None
 
     def __call__(self, asked: Asked, jobs: int) -> Outcome:
         """Build a request with `jobs` compilers at once."""
@@ -76,10 +76,15 @@ class CallBuilder:
             call = record.parsed(asked.line)
         except ValueError as e:
             return Outcome(422, f"the call is not a line of a recording: {e}", failed=True)
+        op = self.ops[call.op]
+        misfit = op.signature.misfit(call.args)
+        sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
+        # No client waits for the node, which takes 20 s: what was prewarmed here is handed out.
+        wanted = OpCalls(op, {(call.device, call.kind): [sample]}, node=False)
         # Servers are no remotes of a service: it might ask itself, and wait.
         remote = tuple(url for url in config.current().remote if not url.startswith("http"))
         with config.using(remote=remote):
-            results = prewarm([self._wanted(call)], asked.targets, jobs=jobs, keep_going=True)
+            results = prewarm([wanted], asked.targets, jobs=jobs, keep_going=True)
         entries = entries_of(results)
         reasons = dict.fromkeys(r.reason for r in results if r.status in ("failed", "skipped"))
         reason = "\n".join(reasons)[:LONGEST_REASON]
@@ -87,10 +92,10 @@ class CallBuilder:
         if not entries:
             return Outcome(422, reason or "there is nothing to build for this call", failed)
         cache = jit.open_cache()
-        if self._key:
-            signing.sign_missing(cache, entries, self._key)
+        if self.key:
+            signing.sign_missing(cache, entries, self.key)
         bundle = f"{asked.id}.tar"
-        cache_tools.pack(cache, entries, self._folder / bundle)
+        cache_tools.pack(cache, entries, self.folder / bundle)
         kernels = [entry for entry in entries if _files_of(entry)]
         return Outcome(
             200, reason, failed, bundle,
@@ -101,19 +106,9 @@ class CallBuilder:
             sum(result.status == "built" for result in results),
         )  # fmt: skip
 
-    def _wanted(self, call: RecordedCall) -> OpCalls:
-        op = self._ops[call.op]
-        misfit = op.signature.misfit(call.args)
-        sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
-        # No client waits for the node, which takes 20 s: what was prewarmed here is handed out.
-        return OpCalls(op, {(call.device, call.kind): [sample]}, node=False)
-
 
 def _files_of(entry: Entry) -> dict[str, str]:
     """Return the SHA-256 of each file that a kernel was compiled from; {} for other entries."""
-    source = entry.manifest.inputs.get("source", {})
-    return (
-        {}
-        if entry.op in OF_ALL_OPS
-        else {str(k): str(v) for k, v in source.get("closure", {}).items()}
-    )
+    if entry.op in OF_ALL_OPS:
+        return {}
+    return dict(entry.manifest.inputs.get("source", {}).get("closure", {}))

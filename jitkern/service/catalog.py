@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 from jitkern._fork import after_fork
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.bundle import fitting
+from jitkern.cache_tools.bundle import SUFFIXES, fitting
 from jitkern.cache_tools.listing import EntryFilter, rows
 from jitkern.errors import JitkernError, TargetError
 from jitkern.files.trust import Layer
@@ -41,6 +41,12 @@ def _machine_of(target: str) -> str | None:
         return machine_of(target)
     except TargetError:
         return None
+
+
+def _due_after(started: float) -> float:
+    """Return when to look into the cache again, after a look that started then."""
+    now = time.monotonic()
+    return now + max(REST, COSTS * (now - started))
 
 
 class _Known(NamedTuple):
@@ -85,9 +91,11 @@ class Catalog:
             assert known
             return known.content  # somebody else makes a new one
         try:
-            return self._renewed(machine)
+            content = self._renewed(machine)
         finally:
             self._packing.release()
+        self.sweep()
+        return content
 
     def bundle(self, machine: str, file: str) -> BinaryIO | None:
         """Return a bundle that an index of the machine names, or named a short time ago."""
@@ -110,38 +118,36 @@ class Catalog:
             started = time.monotonic()
             if started >= self._held_due:
                 found = rows(self._cache, EntryFilter(op=tuple(self._ops)), verify="none")
-                counts = Counter((row.op, row.target) for row in found)
-                sizes: Counter[tuple[str, str]] = Counter()
+                sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
                 for row in found:
-                    sizes[row.op, row.target] += row.bytes
-                self._held = [(*of, counts[of], sizes[of]) for of in sorted(counts)]
-                now = time.monotonic()
-                self._held_due = now + max(REST, COSTS * (now - started))
+                    sizes[row.op, row.target].append(row.bytes)
+                self._held = [(*of, len(each), sum(each)) for of, each in sorted(sizes.items())]
+                self._held_due = _due_after(started)
             return self._held
 
     def sweep(self) -> None:
-        """Bound the bytes of the bundles that no index names, unless an index is made just now."""
-        if self._packing.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._packing.release()
+        """Remove bundles that no index names, but for the newest, while they are too large.
 
-    def _sweep(self) -> None:
-        """Remove bundles that no index names, but for the newest, while they are too large."""
-        named = {file for known in [*self.known.values()] for file in known.named}
-        found: list[tuple[int, int, Path]] = []
-        for path in self.folder.iterdir():
-            if path.name.endswith((".tar", ".tar.zst")) and path.name not in named:
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found)[:-1]:
-            if left <= MOST_BYTES:
-                break
-            left -= size
-            path.unlink(missing_ok=True)
+        Nothing is done while an index is made, which will name bundles that are written already.
+        """
+        if not self._packing.acquire(blocking=False):
+            return
+        try:
+            named = {file for known in [*self.known.values()] for file in known.named}
+            found: list[tuple[int, int, Path]] = []
+            for path in self.folder.iterdir():
+                if path.name.endswith(SUFFIXES) and path.name not in named:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = path.stat()
+                        found.append((status.st_mtime_ns, status.st_size, path))
+            left = sum(size for _, size, _ in found)
+            for _, size, path in sorted(found)[:-1]:
+                if left <= MOST_BYTES:
+                    break
+                left -= size
+                path.unlink(missing_ok=True)
+        finally:
+            self._packing.release()
 
     def _renewed(self, machine: str) -> bytes:
         """Return the index of a machine, rebuilt if entries were added or removed."""
@@ -158,9 +164,7 @@ class Catalog:
             made = self._made(machine, places.values())
             named = frozenset(bundle.file for bundle in made.bundles)
             known = _Known(paths, made.encode(), named, 0)
-        now = time.monotonic()
-        self.known[machine] = known._replace(due=now + max(REST, COSTS * (now - started)))
-        self._sweep()
+        self.known[machine] = known._replace(due=_due_after(started))
         return known.content
 
     def _made(self, machine: str, places: Iterable[tuple[Layer, Path]]) -> Index:

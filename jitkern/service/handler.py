@@ -87,7 +87,6 @@ class Handler(BaseHTTPRequestHandler):
         super().setup()
         self._deadline = _Deadline(self.connection)
         self.rfile = io.BufferedReader(self._deadline)
-        self.route, self._unread = "other", True
 
     def handle_one_request(self) -> None:
         """Wait for a request, and answer it."""
@@ -228,12 +227,8 @@ class Handler(BaseHTTPRequestHandler):
         """Return the name of this server."""
         return f"jitkern/{__version__}"
 
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+    def log_message(self, *_: Any) -> None:
         """Tell nothing: `answer` does, once it is sent."""
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name
-        """Tell of a request, in one line."""
-        self.server.tell(f"{self.client_address[0]} {format % args!r:.200}")
 
     def do_GET(self) -> None:
         """Answer a GET or a HEAD."""
@@ -292,8 +287,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _respond(self, id_: str, build: Future[Outcome], want: frozenset[str]) -> bool:
         """Answer with the outcome of a build; return False if its bundle is gone."""
+        patience = self.server.patience
+        if wanted := re.search(r"\bwait=([0-9]{1,4})\b", self.headers.get("Prefer", "")):
+            patience = min(patience, int(wanted[1]))  # RFC 7240
         try:
-            outcome = build.result(self._patience())
+            outcome = build.result(patience)
         except NotYet:
             place = f"{_BUILD}/{id_}"
             self.refuse(202, "the build is running", **{"Retry-After": "2", "Location": place})
@@ -326,11 +324,6 @@ class Handler(BaseHTTPRequestHandler):
         )
         digests = sorted(outcome.digests)
         self.refuse(409, reason, files=dict(outcome.files), digests=digests)
-
-    def _patience(self) -> float:
-        """Return the seconds to wait for a build: fewer if the client prefers so (RFC 7240)."""
-        wanted = re.search(r"\bwait=([0-9]{1,4})\b", self.headers.get("Prefer", ""))
-        return min(self.server.patience, int(wanted[1])) if wanted else self.server.patience
 
     def _page(self) -> None:
         host = self.headers.get("Host", "")

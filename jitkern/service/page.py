@@ -46,6 +46,7 @@ td { overflow-wrap: break-word; vertical-align: top; }
   td { display: block; padding: 0; border: 0; }
 }
 """
+_FIGURE = "<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>"
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; "
@@ -79,7 +80,7 @@ def page(server: Server, url: str) -> bytes:
         f"<h1>jitkern serve</h1><p>{counted(len(server.ops), 'op')} at "
         f"<code>{_text(url)}</code></p><p><small>{time.strftime('%H:%M:%S UTC', time.gmtime())}; "
         f"loaded again every {REFRESH} seconds</small></p>"
-        f"<dl>{''.join(map(_figure, *zip(*figures)))}</dl>"
+        f"<dl>{''.join(_FIGURE.format(name, *map(_text, rest)) for name, *rest in figures)}</dl>"
         "<h2>Building and waiting</h2>"
         f"{_table(('op', 'targets', 'state', 'since'), pending, 'Nothing is being built.')}"
         "<h2>Latest failures</h2><div class=failures>"
@@ -123,10 +124,6 @@ def _use(server: Server, url: str) -> str:
         "<p>In <code>/etc/jitkern/config.toml</code>, or your own "
         f"<code>~/.config/jitkern/config.toml</code>:</p><pre>{_text(chr(10).join(lines))}</pre>"
     )
-
-
-def _figure(name: str, value: object, more: str) -> str:
-    return f"<div><dt>{name}</dt><dd>{_text(value)}<small>{_text(more)}</small></dd></div>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Iterable[object]], empty: str) -> str:

@@ -56,18 +56,17 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
     """
     try:
         fields = _loaded(body)
-        if fields["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {fields['schema']!r:.40}, and not {SCHEMA}")
+        schema, want = fields["schema"], fields.get("want", [])
+        _check(schema == SCHEMA, f"its schema is {schema!r:.40}, and not {SCHEMA}")
         call = _loaded(fields["call"], "its call")
+        line = {name: call[name] for name in _FIELDS if name in call}
         lacking = "".join([f'; it has no "{name}"' for name in _FIELDS if name not in call][:1])
-        _check(not lacking, f"its call is not a line of a recording{lacking}")
-        line = {name: call[name] for name in _FIELDS}
-        names = [line[name] for name in ("op", "device", "kind")]
-        want = fields.get("want", [])
+        names = [line.get(name) for name in ("op", "device", "kind")]
         _check(
-            all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+            not lacking
+            and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
             and _are_plain(line["args"]),
-            "its call is not a line of a recording",
+            f"its call is not a line of a recording{lacking}",
         )
         _check(
             _is_list(want, MAX_WANTED) and all(map(_DIGEST.fullmatch, want)),
