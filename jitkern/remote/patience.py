@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import queue
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from jitkern import config
@@ -39,30 +39,21 @@ def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
 
     Raises Unavailable after `seconds`; None for a wait without an end.
     """
-    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    answer: Future[_T] = Future()
 
     def run() -> None:
         try:
-            answers.put((work(), None))
+            answer.set_result(work())
         except BaseException as e:  # noqa: BLE001  it is raised where the answer is waited for
-            answers.put((None, e))
+            answer.set_exception(e)
 
     if not config.background.start("jitkern remote", run):
         raise Forked("no thread for a request: too many, or the interpreter is ending")
     end = time.monotonic() + (math.inf if seconds is None else seconds)
-    while True:
-        left = max(0.0, end - time.monotonic())
-        try:
-            answer, error = answers.get(timeout=min(_WAIT, left))
-        except queue.Empty:
-            if left <= _WAIT:
-                raise Unavailable(f"no answer in {seconds:.3g} s") from None
-        else:
-            break
-    if error:
-        raise error
-    result: _T = answer
-    return result
+    while not wait([answer], min(_WAIT, max(0.0, end - time.monotonic()))).done:
+        if time.monotonic() >= end:
+            raise Unavailable(f"no answer in {seconds:.3g} s")
+    return answer.result()
 
 
 def retry(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
