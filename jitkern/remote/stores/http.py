@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import os
 import socket
 import ssl
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from jitkern import config
+from jitkern._fork import after_fork
 from jitkern._version import __version__
 from jitkern.errors import SettingError
 from jitkern.remote import layout
@@ -65,7 +65,7 @@ class HttpStore:
         if secret := _secret(url):
             self.headers["Authorization"] = secret
         self.idle: list[http.client.HTTPConnection] = []
-        self._process = os.getpid()
+        after_fork(self.idle.clear)
 
     def __del__(self) -> None:
         for connection in self.__dict__.get("idle", ()):
@@ -99,8 +99,10 @@ class HttpStore:
         """Return status, content and headers of an answer that redirects to nowhere else."""
         end = time.monotonic() + self._longest
         for _ in range(REDIRECTS + 1):
-            with _told():
+            try:
                 status, data, found = self._exchanged(verb, path, body, headers, limit, end)
+            except (OSError, http.client.HTTPException, UnicodeError) as e:
+                raise Unavailable(f"{type(e).__name__}: {e!s:.160}") from e
             self.builds = found.get(layout.BUILDS) == "1"
             if status not in (301, 302, 303, 307, 308):
                 return status, data, found
@@ -143,8 +145,6 @@ class HttpStore:
 
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return a connection that no other thread has, and whether it was used before."""
-        if self._process != os.getpid():  # the connections are the parent's
-            self._process, self.idle = os.getpid(), []
         try:
             return self.idle.pop(), True
         except IndexError:
@@ -156,26 +156,22 @@ class HttpStore:
         None leads to this machine, whose answers are trusted as no proxy's are.
         """
         proxy = urllib.request.getproxies().get(self._scheme, "")
-        if not proxy or is_loopback(self.url) or urllib.request.proxy_bypass(self._netloc):
-            return _connection(self._scheme, *self._at, self._timeout)
+        if is_loopback(self.url) or urllib.request.proxy_bypass(self._netloc):
+            proxy = ""
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         login = _basic(parts.username, parts.password)
         proxied = {"Proxy-Authorization": login} if login else {}
-        place = parts.hostname or "", parts.port or 80
-        connection = _connection(self._scheme, *place, self._timeout)
+        place = (parts.hostname or "", parts.port or 80) if proxy else self._at
         if self._scheme == "https":
-            connection.set_tunnel(*self._at, proxied)
-        else:
+            context = ssl.create_default_context()
+            secure = http.client.HTTPSConnection(*place, timeout=self._timeout, context=context)
+            if proxy:
+                secure.set_tunnel(*self._at, proxied)
+            return secure
+        if proxy:
             self._prefix = f"http://{self._netloc}"
             self.headers.update(proxied)
-        return connection
-
-
-def _connection(scheme: str, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
-    if scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
-    return http.client.HTTPConnection(host, port, timeout=timeout)
+        return http.client.HTTPConnection(*place, timeout=self._timeout)
 
 
 @contextmanager
@@ -208,14 +204,6 @@ def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
     if size is not None and len(data) < min(size, most):
         raise Unavailable(f"it was cut off after {len(data)} of {size} bytes")
     return data[:most]
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, http.client.HTTPException, UnicodeError) as e:
-        raise Unavailable(f"{type(e).__name__}: {e!s:.160}") from e
 
 
 def _error(status: int) -> Unavailable:
