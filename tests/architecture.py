@@ -32,7 +32,7 @@ BUDGETS = {
     "cache": 1887,
     "source": 4106,
     "cache_tools": 1788,
-    "remote": 2290,
+    "remote": 2263,
     "calls": 754,
     "compilers": 5412,
     "loading": 645,

@@ -64,11 +64,6 @@ class Miss(NamedTuple):
     expected: float
     call: Callable[[], tuple[str, str] | None] = lambda: None
 
-    @property
-    def place(self) -> tuple[Path, str]:
-        """The cache and the key, by which a miss is remembered."""
-        return self.cache.root, self.key.digest
-
     def is_cached(self) -> bool:
         """Return whether the cache has the entry now."""
         return self.cache.find(self.key) is not None
@@ -105,10 +100,7 @@ def remote_of(url: str) -> Remote:
     """Return the remote of a URL: one in a process, for each set of settings that it depends on."""
     settings = config.current()
     chosen = (url, settings.remote_timeout, settings.remote_budget, settings.remote_token_file)
-    with _guard:
-        if chosen not in _remotes:
-            _remotes[chosen] = Remote(url, settings)
-        return _remotes[chosen]
+    return _remotes.get(chosen) or _remotes.setdefault(chosen, Remote(url, settings))
 
 
 class _Read(NamedTuple):
@@ -147,7 +139,8 @@ class Remote:
 
     def fetch(self, miss: Miss, budget: float) -> str:
         """Adopt the missing entry; return "", or why it is missing. Raises CacheError."""
-        at, why = self._known.get(miss.place, (0.0, ""))
+        place = miss.cache.root, miss.key.digest
+        at, why = self._known.get(place, (0.0, ""))
         if why and time.monotonic() - at < FRESH:
             return why
         try:
@@ -166,7 +159,7 @@ class Remote:
         if why:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            self._known[miss.place] = time.monotonic(), why
+            self._known[place] = time.monotonic(), why
         return why
 
     def place_of(self, cache: Cache, key: Key) -> str:
@@ -334,5 +327,3 @@ class Remote:
 
 
 _remotes: dict[tuple[object, ...], Remote] = {}
-_guard = threading.Lock()
-after_fork(_guard)

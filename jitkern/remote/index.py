@@ -149,17 +149,13 @@ def update_index(
     )
 
 
-def _is_text(value: object) -> bool:
-    """Return whether a value is text that a terminal can print."""
-    return isinstance(value, str) and value.isprintable()
-
-
 def _is_usable(bundle: Bundle) -> bool:
+    """Return whether the fields are what they should be, and texts can be printed."""
+    texts = (bundle.file, bundle.package, bundle.version, bundle.push, *bundle.entries)
     return (
-        isinstance(bundle.file, str)
+        all(isinstance(text, str) and text.isprintable() for text in texts)
         and layout.is_bundle(bundle.file)
         and type(bundle.bytes) is int
         and 0 < bundle.bytes <= _MOST_BYTES
-        and all(map(_is_text, (bundle.package, bundle.version, bundle.push)))
-        and all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in bundle.entries)
+        and all(map(_DIGEST.fullmatch, bundle.entries))
     )

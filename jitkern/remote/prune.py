@@ -55,14 +55,15 @@ def prune(store: Store, *, keep: int, signer: str = "", dry_run: bool = False) -
         named |= {layout.bundle_of(machine, bundle.file) for bundle in new.bundles}
     deleted = []
     for found in there.values():
-        is_ours = layout.is_bundle(found.name.rpartition("/")[2]) or found.name.startswith(
-            f"{layout.PROBES}/"
-        )
+        of_probe = found.name.startswith(f"{layout.PROBES}/")
+        is_ours = of_probe or layout.is_bundle(found.name.rpartition("/")[2])
         if found.name in named or not is_ours or now - found.modified <= AGE:
             continue
         if not dry_run:
-            if not _is_untouched(retry(store.stat, found.name), found):
-                continue
+            there_now = retry(store.stat, found.name)
+            # Listings may tell a time more exactly than a look, which has whole seconds.
+            if there_now is None or there_now.modified >= found.modified + 1:
+                continue  # a push has written it again, or it is gone
             retry(store.delete, found.name)
         deleted.append(found)
     if not dry_run:  # a push that was faster than the deletion named what is gone
@@ -103,14 +104,6 @@ def machines_of(names: Iterable[str]) -> list[str]:
     return sorted(parts[1] for parts in folders if len(parts) == 3 and parts[2] == "index.json")
 
 
-def _is_untouched(there: Listed | None, listed: Listed) -> bool:
-    """Return whether no push has written an object again since it was listed.
-
-    Listings may tell a time more exactly than a look at one object, which has whole seconds.
-    """
-    return there is not None and there.modified < listed.modified + 1
-
-
 def _now(store: Store) -> float:
     """Return the time by the clock of the store: when an object was written just now."""
     name = f"{layout.PROBES}/{uuid.uuid4().hex}"
@@ -126,7 +119,7 @@ def _now(store: Store) -> float:
 
 def _is_signed(store: Store, name: str, signer: str) -> bool:
     """Return whether an entry of a bundle names this key as a signer."""
-    if not name.endswith((".tar", ".tar.zst")):
+    if not name.endswith(packing.SUFFIXES):
         return False
     found = retry(store.get, name, limit=packing.MAX_ENTRY)
     with contextlib.suppress(BundleError):  # what is damaged serves nobody

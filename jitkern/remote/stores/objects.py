@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,7 +48,14 @@ class ObjectStore:
         if not parts.netloc:
             raise SettingError(f"`{url}` names no bucket: expected {parts.scheme}://BUCKET/PREFIX")
         self.url = shown(url)
-        self._obs = _obstore()
+        try:
+            import obstore
+            import obstore.exceptions
+            import obstore.store
+        except ImportError as e:
+            text = f"a bucket needs the package obstore: {REMEDY}"
+            raise JitkernError(text, remedy=REMEDY) from e
+        self._obs: Any = obstore
         self._errors = self._obs.exceptions
         self._lost = (self._errors.AlreadyExistsError, self._errors.PreconditionError)
         settings = config.current()
@@ -74,7 +80,9 @@ class ObjectStore:
                 size = found.meta["size"]  # which is known before the content
                 if size > limit:
                     raise TooLarge(f"{name} has {size} bytes, over {limit}")
-                return Object(bytes(found.bytes()), _tag_of(found.meta))
+                # obstore refuses None in what an update is conditional on
+                tag = {key: found.meta[key] for key in ("e_tag", "version") if found.meta.get(key)}
+                return Object(bytes(found.bytes()), tag)
             except FileNotFoundError:
                 return None
             except self._errors.NotModifiedError:
@@ -149,21 +157,6 @@ class ObjectStore:
             if type(e).__name__ != "PanicException":  # of Rust code; it has no public class
                 raise
             raise Unavailable(f"{name}: obstore failed: {_reason(e)}") from e
-
-
-def _obstore() -> ModuleType:
-    try:
-        import obstore
-        import obstore.exceptions
-        import obstore.store
-    except ImportError as e:
-        raise JitkernError(f"a bucket needs the package obstore: {REMEDY}", remedy=REMEDY) from e
-    return obstore
-
-
-def _tag_of(meta: Any) -> dict[str, str]:
-    """Return what an update is conditional on; obstore refuses None in it."""
-    return {key: meta[key] for key in ("e_tag", "version") if meta.get(key)}
 
 
 def _listed(meta: Any) -> Listed:
