@@ -45,7 +45,7 @@ BUDGETS = {
     "raw": 715,
     "dropin": 564,
     "composition": 4086,
-    "prewarming": 1918,
+    "prewarming": 1850,
     "devtools": 1096,
     "inference": 32,
     "service": 1572,

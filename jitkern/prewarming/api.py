@@ -70,7 +70,12 @@ def prewarm(
     if recording is not None:
         path = Path(recording)
         recorded = read_recording(path)
-        _check_declared(path, {call.op: call.module for call in recorded})
+        for call in recorded:
+            if call.op not in all_ops():
+                raise DeclarationError(
+                    f"{path} has calls of {call.op}, which is not declared: import {call.module} "
+                    "first"
+                )
         chosen = recorded_calls([wanted.op for wanted in chosen], recorded, path)
     rest = [*_unmatched(chosen, parsed), *_without_calls(chosen, parsed)]
     if shard[1] > 1:
@@ -116,14 +121,6 @@ def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
     return [*chosen.values()] or [OpCalls(op) for _, op in sorted(all_ops().items())]
 
 
-def _check_declared(path: Path, modules: dict[str, str]) -> None:
-    for op, module in modules.items():
-        if op not in all_ops():
-            raise DeclarationError(
-                f"{path} has calls of {op}, which is not declared: import {module} first"
-            )
-
-
 def _without_calls(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list[Result]:
     """Return a Result for each op without known calls."""
     lacking = []
@@ -131,9 +128,7 @@ def _without_calls(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list
         op = wanted.op
         for device in dict.fromkeys(target.device for target in targets):
             kernels = [s for s in op.sources.get(device, ()) if s.runs != ITSELF]
-            if not kernels or wanted.calls is not None:
-                continue
-            if wanted.of(kernels[0], device):
+            if not kernels or wanted.calls is not None or wanted.of(kernels[0], device):
                 continue
             reason = (
                 f'{op.place}{op.name}: no sample calls: add `@op.samples` (called with "meta"), '

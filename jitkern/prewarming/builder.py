@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jitkern import jit
 from jitkern.cache.entry import Entry
@@ -40,17 +40,6 @@ _LEFT_OUT = "one of several configurations is left out: "
 _log = logging.getLogger(__name__)
 
 
-class Recorded(NamedTuple):
-    """The outcome for the launch records of calls.
-
-    refused: why calls cannot be launched. notes: why others keep to their Python launcher.
-    """
-
-    refused: Sequence[str]
-    notes: Sequence[str] = ()
-    launches: Sequence[Result] = ()
-
-
 @dataclass
 class _Work:
     """The work for a group, and what came of it.
@@ -67,22 +56,22 @@ class _Work:
     of_all_ops: dict[Kernel, None] = field(default_factory=dict)
     choices: list[list[list[set[Kernel]]]] = field(default_factory=list)
     calls: list[list[tuple[Any, ...]]] = field(default_factory=list)
-    refused: list[Result] = field(default_factory=list)
-    launches: list[Result] = field(default_factory=list)
+    records: list[Result] = field(default_factory=list)
 
     def recorded(
         self, calls: list[tuple[Any, ...]], entries: dict[Variant, Entry], read: Reader
-    ) -> Recorded:
+    ) -> tuple[list[Result], list[str]]:
         """Trace calls, check those without a trace, and publish launch records. Raises CacheError.
 
-        entries: of kernels that were looked up before.
+        entries: of kernels that were looked up before. Returns the launch records, or failures if
+        calls cannot be launched, and notes on why others keep to their Python launcher.
         """
         op, source, target = self.group.op, self.group.source, self.group.target
         try:
             traces, reasons, without = traces_of(op, source, target, calls, entries)
             # A trace has made the checks of its launches.
             if refused := refused_by(op, source, target, without, entries):
-                return Recorded(refused)
+                return [self.group.result("failed", reason) for reason in refused], []
             kept = [keep(one.calls, one.trace, read) for one in traces]
             launches = [
                 Result(
@@ -93,32 +82,26 @@ class _Work:
             ]  # fmt: skip
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             _log.debug("the calls of %s failed", op.name, exc_info=True)
-            return Recorded([reason_of(e)])
-        notes = [f"{op.name} for {target} stays on the Python launcher: {r}" for r in reasons]
-        return Recorded([], notes, launches)
+            return [self.group.result("failed", reason_of(e))], []
+        here = f"{op.name} for {target} stays on the Python launcher"
+        return launches, [f"{here}: {reason}" for reason in reasons]
 
 
+@dataclass
 class Builder:
     """Builds groups, `jobs` tasks at once.
 
-    elsewhere: who compiles kernels in place of this machine. keep_going: go on after a failed
-    build. refresh: build cached entries again.
+    progress: takes each step. elsewhere: who compiles kernels in place of this machine.
+    keep_going: go on after a failed build. refresh: build cached entries again.
     """
 
-    def __init__(
-        self,
-        jobs: int,
-        progress: Callable[[Step], object],
-        *,
-        elsewhere: ExecutorBuilder | None = None,
-        keep_going: bool = False,
-        refresh: bool = False,
-    ) -> None:
-        self._jobs = jobs
-        self._progress = progress
-        self._elsewhere = elsewhere
-        self._keep_going = keep_going
-        self._refresh = refresh
+    jobs: int
+    progress: Callable[[Step], object]
+    elsewhere: ExecutorBuilder | None = None
+    keep_going: bool = False
+    refresh: bool = False
+
+    def __post_init__(self) -> None:
         self._stopped = False
         self._done = 0
         self._total = 0
@@ -135,19 +118,19 @@ class Builder:
         Raises CacheError if the cache is unusable.
         """
         self._works = [self._planned(group) for group in dict.fromkeys(groups)]
-        self._stopped = any(work.failed for work in self._works) and not self._keep_going
+        self._stopped = any(work.failed for work in self._works) and not self.keep_going
         self._total = len(self._kernels) + sum(len(work.calls) for work in self._works)
         with announcement.silence():  # the progress tells what a user waits for
             self._build(sorted(self._kernels.values(), key=lambda k: -k.variant.source.seconds))
             if not self._stopped:
-                self._record([(work, calls) for work in self._works for calls in work.calls])
+                self._record()
         steps = zip(*(self._steps(work) for work in self._works))
         return list(_once([result for step in steps for part in step for result in part]))
 
     def _build(self, kernels: Sequence[Kernel]) -> None:
         """Find or build kernels; after a failed build no more are begun, unless `keep_going`."""
         left = dict.fromkeys(kernels)
-        if not self._stopped and not self._refresh:
+        if not self._stopped and not self.refresh:
             with closure.each_once():
                 for kernel in kernels:
                     if entry := kernel.found():
@@ -156,10 +139,10 @@ class Builder:
                         self.take(kernel, kernel.result("hit", path=str(entry.path)))
         if left and not self._stopped:
             built = (
-                self._elsewhere.built([*left], lambda: self._stopped) if self._elsewhere
+                self.elsewhere.built([*left], lambda: self._stopped) if self.elsewhere
                 else built_here(
-                    [*left], self._jobs, lambda: self._stopped,
-                    early=self._early, refresh=self._refresh,
+                    [*left], self.jobs, lambda: self._stopped,
+                    early=self._early, refresh=self.refresh,
                 )
             )  # fmt: skip
             with contextlib.closing(built):
@@ -169,28 +152,29 @@ class Builder:
         for kernel in left:
             self.take(kernel, kernel.result("skipped", reason=NOT_TRIED))
 
-    def _record(self, calls: Sequence[tuple[_Work, list[tuple[Any, ...]]]]) -> None:
+    def _record(self) -> None:
         """Publish the launch records of calls whose kernels are there."""
         entries, read = self._entries(), reader()
+        calls = [(work, alike) for work in self._works for alike in work.calls]
 
-        def recorded(number: int) -> Recorded:
+        def recorded(number: int) -> tuple[list[Result], list[str]]:
             work, alike = calls[number]
             return work.recorded(alike, entries[work.group.target], read)
 
         waiting = deque(range(len(calls)))
-        outcomes: dict[int, Recorded] = {}
-        done = workers.results(waiting, recorded, min(self._jobs, len(waiting)))
+        outcomes: dict[int, list[Result]] = {}
+        done = workers.results(waiting, recorded, min(self.jobs, len(waiting)))
         with contextlib.closing(done):
             for number, outcome in done:
+                group = calls[number][0].group
                 dead = isinstance(outcome, workers.Died)
-                outcomes[number] = Recorded([str(outcome)]) if dead else outcome
-                self._note(calls[number][0].group, outcomes[number])
+                told = ([group.result("failed", str(outcome))], []) if dead else outcome
+                outcomes[number] = told[0]
+                self._note(group, *told)
                 if self._stopped:
                     waiting.clear()
         for number in sorted(outcomes):
-            work, _ = calls[number]
-            work.launches += outcomes[number].launches
-            work.refused += [work.group.result("failed", r) for r in outcomes[number].refused]
+            calls[number][0].records += outcomes[number]
 
     def _entries(self) -> dict[Target, dict[Variant, Entry]]:
         """Return the entry of each kernel that was found or built, by its target."""
@@ -207,7 +191,8 @@ class Builder:
     def _planned(self, group: Group) -> _Work:
         """Return the work for a group, by running its launch function on its calls."""
         op, source, target = group.op, group.source, group.target
-        units, problems = units_of(op, source, target.device, group.samples, target)
+        calls = group.wanted.of(source, target.device)
+        units, problems = units_of(op, source, target.device, calls, target)
         left_out = dict.fromkeys(why for unit in units for why in unit.left_out)
         work = _Work(
             group,
@@ -237,11 +222,9 @@ class Builder:
 
     def _kernel(self, kernel: Kernel) -> Kernel:
         """Return the representative of this build, which several groups may share."""
-        variant: Variant = kernel.variant
-        build: tuple[Any, ...] = variant, kernel.target
-        if isinstance(variant.source, Extension):
-            build = variant.source.shared_build, kernel.target
-        return self._kernels.setdefault(build, kernel)
+        source = kernel.variant.source
+        build = source.shared_build if isinstance(source, Extension) else kernel.variant
+        return self._kernels.setdefault((build, kernel.target), kernel)
 
     def take(self, kernel: Kernel, result: Result) -> None:
         """Note the result of a kernel. That of a configuration that calls do without is skipped."""
@@ -249,7 +232,11 @@ class Builder:
             self._broken.add(kernel)
             every = [choices for work in self._works for choices in work.choices]
             choices = [c for c in every if any(kernel in launch for run in c for launch in run)]
-            if choices and all(map(self._has_another, choices)):
+            left = [  # the configurations of each call that have no failed launch
+                [run for run in call if all(launch - self._broken for launch in run)]
+                for call in choices
+            ]
+            if left and all(left):
                 result = result._replace(status="skipped", reason=f"{_LEFT_OUT}{result.reason}")
         if result.path or not kernel.optional:
             self._results[kernel] = result
@@ -265,29 +252,26 @@ class Builder:
             for work in works
         )
 
-    def _has_another(self, choices: list[list[set[Kernel]]]) -> bool:
-        """Whether a call has a configuration left without a failed launch."""
-        return any(all(launch - self._broken for launch in run) for run in choices)
-
-    def _note(self, group: Group, recorded: Recorded) -> None:
+    def _note(self, group: Group, results: list[Result], notes: list[str]) -> None:
         """Tell what came of the launch records of calls that use the same kernels."""
-        for text in recorded.notes:
+        for text in notes:
             if text not in self._notes:
                 self._notes.add(text)
-                self._progress(Step(self._done, self._total, text, finished=False))
+                self.progress(Step(self._done, self._total, text, finished=False))
         self._done += 1
-        for reason in recorded.refused:
-            self._tell(group.result("failed", reason))
-        if not recorded.refused:
+        failed = [result for result in results if result.status == "failed"]
+        for result in failed:
+            self._tell(result)
+        if not failed:
             text = f"traced  {group.op.name} {group.target}"
-            self._progress(Step(self._done, self._total, text, finished=True))
+            self.progress(Step(self._done, self._total, text, finished=True))
 
     def _tell(self, result: Result) -> None:
         """Report a result as progress; after a failed build begin no more, unless `keep_going`."""
         what = f"{result.status:7} {result.op} {result.variant} {result.target}"
         text = f"{what} {result.seconds:.2f} s"
-        self._progress(Step(self._done, self._total, text, finished=True, result=result))
-        if result.status == "failed" and not self._keep_going:
+        self.progress(Step(self._done, self._total, text, finished=True, result=result))
+        if result.status == "failed" and not self.keep_going:
             self._stopped = True
 
     def _steps(self, work: _Work) -> tuple[list[Result], list[Result], list[Result]]:
@@ -295,8 +279,10 @@ class Builder:
         if work.failed and self._stopped:
             return work.failed[:1], [], []
         kernels = [*work.failed, *work.left_out, *self._of(work.kernels)]
-        of_all_ops = self._of(work.of_all_ops) if work.launches else []
-        return kernels, [*of_all_ops, *work.refused], work.launches
+        launches = [result for result in work.records if result.path]
+        of_all_ops = self._of(work.of_all_ops) if launches else []
+        refused = [result for result in work.records if not result.path]
+        return kernels, [*of_all_ops, *refused], launches
 
     def _of(self, kernels: Iterable[Kernel]) -> list[Result]:
         return [self._results[kernel] for kernel in kernels if kernel in self._results]

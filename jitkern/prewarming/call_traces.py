@@ -96,9 +96,10 @@ def traces_of(
     traces: dict[tuple[Any, ...], TracedCall] = {}
     reasons: dict[str, None] = {}
     without = []
-    known = [
-        CachedKernels(op.name, source, target, m, entries) for m in _models(op, source, target)
-    ]
+    models = {""}  # the device models that have chosen among the op's configurations, if any
+    if source.in_python or isinstance(op.launch_function(source, target.device), Tuned):
+        models = {str(c["model"]) for _, c in choices_of(op.name, source, target)} or models
+    known = [CachedKernels(op.name, source, target, m, entries) for m in sorted(models)]
     for call in calls:
         refused, traced = [], False
         for kernels in known:
@@ -117,13 +118,6 @@ def traces_of(
         if not traced:
             without.append(call)
     return Traces([*traces.values()], [*reasons], without)
-
-
-def _models(op: Op, source: Source, target: Target) -> list[str]:
-    """Return the device models that have chosen among the op's configurations, or [""]."""
-    if not isinstance(op.launch_function(source, target.device), Tuned) and not source.in_python:
-        return [""]
-    return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
 
 def _traced(

@@ -15,13 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import (
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -76,8 +70,9 @@ class Engine(contextlib.ExitStack):
 
     def batch(self) -> contextlib.AbstractContextManager[Any]:
         """Return a block whose tasks begin together, as one array of Slurm."""
-        executor = self.start()
-        return executor.batch() if self._name == "slurm" else contextlib.nullcontext()
+        block: Callable[[], contextlib.AbstractContextManager[Any]]
+        block = getattr(self.start(), "batch", contextlib.nullcontext)
+        return block()
 
     def start(self) -> Any:
         if self._executor is None:
@@ -130,7 +125,7 @@ def _ray(address: str, jobs: int, at_exit: contextlib.ExitStack) -> Started:
         ) from e
     at_exit.callback(ray.shutdown)
     executor = RayExecutor(ray, jobs)
-    at_exit.callback(executor.shutdown)
+    at_exit.callback(executor.cancel)
     return executor, int(ray.cluster_resources().get("CPU", 0)) // jobs or None
 
 
@@ -160,7 +155,6 @@ class Processes(ThreadPoolExecutor):
     def __init__(self, count: int) -> None:
         super().__init__(count, thread_name_prefix="jitkern prewarm")
         self._own = threading.local()  # `pool`, of one process: a death breaks no other's task
-        self._pids: set[int] = set()
         self._over = False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -170,15 +164,11 @@ class Processes(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:  # noqa: FBT001, FBT002
         """End all processes, in the middle of their tasks."""
         self._over = True
-        children = [c for c in multiprocessing.active_children() if c.pid in self._pids]
         deadline = time.monotonic() + workers.PATIENCE
-        while children and time.monotonic() < deadline:
-            for child in children:
-                child.terminate()  # first a task, and then the process that waits for another one
+        while children := multiprocessing.active_children():
+            for child in children:  # first its task, and then the process that waits for another
+                (child.terminate if time.monotonic() < deadline else child.kill)()
                 child.join(_SECONDS_OF_A_TASK / len(children))
-            children = [child for child in children if child.is_alive()]
-        for child in children:
-            child.kill()
         super().shutdown(wait, cancel_futures=cancel_futures)
 
     def _performed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -202,35 +192,29 @@ class Processes(ThreadPoolExecutor):
             pool = self._own.pool = ProcessPoolExecutor(
                 1, multiprocessing.get_context("spawn"), workers.follow, (os.getpid(),)
             )
-            self._pids.add(pool.submit(os.getpid).result())
         return pool
 
 
-class RayExecutor(Executor):
+class RayExecutor:
     """Tasks of Ray, which retries a task after its worker died."""
 
-    def __init__(self, ray: Any, processors: int = 1) -> None:
+    def __init__(self, ray: Any, processors: int) -> None:
         self._ray = ray
-        self._task = ray.remote(num_cpus=processors, max_retries=TRIES)(_called)
+        self._options = {"num_cpus": processors, "max_retries": TRIES}
         self._begun: list[tuple[Any, Future[Any]]] = []
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Begin a task on any node."""
-        reference = self._task.remote(function, args, kwargs)
+        reference = self._ray.remote(**self._options)(function).remote(*args)
         future: Future[Any] = reference.future()
         self._begun.append((reference, future))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:  # noqa: FBT001, FBT002
+    def cancel(self) -> None:
         """Cancel the tasks that are not done."""
-        for reference, future in self._begun if cancel_futures else ():
+        for reference, future in self._begun:
             if not future.done():
                 self._ray.cancel(reference, force=True)
-        super().shutdown(wait, cancel_futures=cancel_futures)
-
-
-def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return function(*args, **kwargs)
 
 
 class SlurmExecutor:
@@ -241,17 +225,13 @@ class SlurmExecutor:
 
     def __init__(self, submitit: Any) -> None:
         self._submitit = submitit
+        self.batch = submitit.batch  # a block whose jobs are submitted as one array
         self._queued: set[str] | None = None
         self._asked = -math.inf
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmJob:
         """Submit a job, which in a block of `batch` becomes a task of an array."""
         return SlurmJob(self._submitit.submit(function, *args), self)
-
-    def batch(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a block whose jobs are submitted as one array."""
-        block: contextlib.AbstractContextManager[Any] = self._submitit.batch()
-        return block
 
     def has_queued(self, job: str) -> bool:
         """Return whether a job waits or runs, as of some seconds ago; True if Slurm is silent."""

@@ -20,6 +20,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from jitkern import config, jit
@@ -119,8 +120,9 @@ class ExecutorBuilder:
 
         stopped: whether to begin no more, and to cancel the parts that are not done.
         """
-        most = self.parts or PARTS_OF_A_WORKER * _workers_of(self.executor)
-        count = min(most, len(kernels))
+        told = (getattr(self.executor, name, None) for name in ("workers", "_max_workers"))
+        workers = next((n for n in told if isinstance(n, int) and n > 0), _WORKERS)
+        count = min(self.parts or PARTS_OF_A_WORKER * workers, len(kernels))
         dealt = [kernels[number::count] for number in range(count)]
         self._remark(f"{count} parts are submitted to the workers")
         settings = {name: getattr(config.current(), name) for name in _SENT}
@@ -131,8 +133,8 @@ class ExecutorBuilder:
             results = self._taken(dealt[number], outcome)
             where = f" on {outcome.host} in {outcome.seconds:.1f} s" if outcome.host else ""
             statuses = Counter(result.status for result in results)
-            told = ", ".join(f"{n} {status}" for status, n in statuses.items())
-            self._remark(f"part {number + 1} of {count}{where}: {told}")
+            counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
+            self._remark(f"part {number + 1} of {count}{where}: {counts}")
             yield from zip(dealt[number], results)
 
     def _outcomes(
@@ -198,12 +200,6 @@ def _here(kernel: Kernel, result: Result) -> Result:
     if found := kernel.found():
         return result._replace(path=str(found.path))
     return kernel.failed("its entry is not in the bundle of its part")
-
-
-def _workers_of(executor: Executor) -> int:
-    """Return how many parts an executor does at once, as far as it tells."""
-    told = (getattr(executor, name, None) for name in ("workers", "_max_workers"))
-    return next((count for count in told if isinstance(count, int) and count > 0), _WORKERS)
 
 
 def cancel(jobs: Sequence[tuple[int, Submitted]]) -> None:
@@ -326,22 +322,17 @@ def _import(item: JobItem, here: str) -> None:
             ) from e
 
 
-class _Named:
-    """A finder of one package, and nothing else, in folders that are not on the module path."""
-
-    def __init__(self, package: str, folders: list[str]) -> None:
-        self._package = package
-        self._folders = folders
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """Return the spec of the package, for an import that no other finder satisfies."""
-        return PathFinder.find_spec(name, self._folders) if name == self._package else None
-
-
 @contextlib.contextmanager
 def found_in(package: str, folders: list[str]) -> Iterator[None]:
-    """Let imports find one package in these folders, and nothing else there."""
-    finder: Any = _Named(package, folders)
+    """Let imports find one package in these folders, and nothing else there.
+
+    They are asked last, for a package that is not on the module path.
+    """
+
+    def find_spec(name: str, *_: object) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, folders) if name == package else None
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.append(finder)
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -120,21 +120,17 @@ def shard_of(every: Iterable[OpCalls], part: int, parts: int) -> list[OpCalls]:
     every = list(every)
     units: dict[Unit, tuple[OpCalls, list[Sample]]] = {}
     for wanted in every:
-        for unit, call in _units(wanted):
-            units.setdefault(unit, (wanted, []))[1].append(call)
+        op = wanted.op
+        of_op = [(device, source) for device, some in op.sources.items() for source in some]
+        for device, source in of_op:
+            for call in wanted.of(source, device):
+                unit = device, source.kind, digest_of(op, source, device, call.args)
+                units.setdefault(unit, (wanted, []))[1].append(call)
     shard: dict[OpCalls, dict[tuple[str, str], list[Sample]]] = {wanted: {} for wanted in every}
     for device, kind, digest in sorted(units)[part - 1 :: parts]:
         wanted, calls = units[device, kind, digest]
         shard[wanted].setdefault((device, kind), []).extend(calls)
     return [OpCalls(wanted.op, calls, node=wanted.node) for wanted, calls in shard.items()]
-
-
-def _units(wanted: OpCalls) -> Iterator[tuple[Unit, Sample]]:
-    op = wanted.op
-    for device, sources in op.sources.items():
-        for source in sources:
-            for call in wanted.of(source, device):
-                yield (device, source.kind, digest_of(op, source, device, call.args)), call
 
 
 def name_of(groups: Iterable[Group]) -> str:

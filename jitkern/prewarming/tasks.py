@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
-from jitkern.calls.samples import Sample
 from jitkern.errors import (
     CacheError,
     CompilerNotFound,
@@ -42,11 +41,6 @@ class Group(NamedTuple):
     def op(self) -> Op:
         """The op."""
         return self.wanted.op
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        """The calls to prewarm."""
-        return self.wanted.of(self.source, self.target.device)
 
     def result(self, status: str, reason: str) -> Result:
         """Return a line about the group as a whole."""

@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -40,6 +41,7 @@ class Died(Exception):
         super().__init__(f"the process that built it {was}ended {how}{memory}")
 
 
+@dataclass(eq=False)
 class Worker:
     """A process that performs one task at a time; after its end it is forked again.
 
@@ -47,18 +49,12 @@ class Worker:
     its end of the pipe.
     """
 
-    def __init__(
-        self,
-        perform: Callable[..., Any],
-        name: str,
-        *,
-        begun: Callable[[Connection], object] = lambda _: None,
-        daemon: bool = False,
-    ) -> None:
-        self._perform = perform
-        self._name = name
-        self._begun = begun
-        self._daemon = daemon
+    perform: Callable[..., Any]
+    name: str
+    begun: Callable[[Connection], object] = lambda _: None
+    daemon: bool = False
+
+    def __post_init__(self) -> None:
         self._context = contextvars.copy_context()  # the settings of who made this object
         self.process: Any = None
         self.connection: Any = None
@@ -71,7 +67,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         process = context.Process(
             target=self._context.run, args=(self._work, theirs, os.getpid()),
-            name=self._name, daemon=self._daemon,
+            name=self.name, daemon=self.daemon,
         )  # fmt: skip
         for stream in (sys.stdout, sys.stderr):  # else the process would write buffered text, too
             stream.flush()
@@ -135,12 +131,12 @@ class Worker:
 
         torch.set_num_threads(1)  # a fork does not copy the threads of Torch
         self.connection.close()  # else the pipe would stay open after the end of our parent
-        self._begun(connection)
+        self.begun(connection)
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 task = connection.recv()
                 try:
-                    result = self._perform(*task)
+                    result = self.perform(*task)
                 except JitkernError as e:
                     e.__cause__ = None  # which may be none that can be sent
                     result = e
