@@ -45,7 +45,7 @@ BUDGETS = {
     "raw": 715,
     "dropin": 564,
     "composition": 4086,
-    "prewarming": 1850,
+    "prewarming": 1839,
     "devtools": 1096,
     "inference": 32,
     "service": 1572,

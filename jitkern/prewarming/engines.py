@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from jitkern.errors import JitkernError, SettingError
 from jitkern.prewarming import workers
 
 FORMS = "processes[:N], dask[://HOST:PORT], ray[://HOST:PORT], ray://auto, slurm"
-TRIES = 2  # of a task whose process dies
 MINUTES = 240  # for a task on Slurm, where SBATCH_TIMELIMIT says nothing else
 _SECONDS_OF_A_TASK = 1.0  # to remove its files when it is ended
 _SECONDS_OF_A_QUEUE = 5.0  # between two questions to Slurm, which serves many users
@@ -87,7 +86,7 @@ Started = tuple[Any, int | None]  # the executor, and the number of tasks that i
 def _processes(count: str, _: int, at_exit: contextlib.ExitStack) -> Started:
     number = int(count or parallelism.limit())
     executor = Processes(number)
-    at_exit.callback(executor.shutdown)
+    at_exit.callback(executor.end)
     return executor, number
 
 
@@ -150,57 +149,47 @@ def _imported(module: str, package: str) -> Any:
 
 
 class Processes(ThreadPoolExecutor):
-    """A local pool of processes that restarts dead workers and retries their tasks."""
+    """A local pool of processes, each of which is replaced when it has died."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, thread_name_prefix="jitkern prewarm")
         self._own = threading.local()  # `pool`, of one process: a death breaks no other's task
-        self._over = False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a task in the next free process. Its future raises BrokenProcessPool."""
         return super().submit(self._performed, function, args, kwargs)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:  # noqa: FBT001, FBT002
+    def end(self) -> None:
         """End all processes, in the middle of their tasks."""
-        self._over = True
+        self.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + workers.PATIENCE
         while children := multiprocessing.active_children():
             for child in children:  # first its task, and then the process that waits for another
                 (child.terminate if time.monotonic() < deadline else child.kill)()
                 child.join(_SECONDS_OF_A_TASK / len(children))
-        super().shutdown(wait, cancel_futures=cancel_futures)
+        self.shutdown()
 
     def _performed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Do a task in the process of this thread."""
-        for tries_left in reversed(range(TRIES)):
-            try:
-                pool = self._pool()
-                if self._over:
-                    raise CancelledError
-                return pool.submit(function, *args, **kwargs).result()
-            except BrokenProcessPool:
-                self._own.pool = None
-                if self._over or not tries_left:
-                    raise
-        raise AssertionError
-
-    def _pool(self) -> ProcessPoolExecutor:
         pool: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
         if pool is None:
             # A fork would have the locks of our threads, and no CUDA after its parent started it.
             pool = self._own.pool = ProcessPoolExecutor(
                 1, multiprocessing.get_context("spawn"), workers.follow, (os.getpid(),)
             )
-        return pool
+        try:
+            return pool.submit(function, *args, **kwargs).result()
+        except BrokenProcessPool:
+            self._own.pool = None
+            raise
 
 
 class RayExecutor:
-    """Tasks of Ray, which retries a task after its worker died."""
+    """Tasks of Ray, which itself repeats a task whose worker has died."""
 
     def __init__(self, ray: Any, processors: int) -> None:
         self._ray = ray
-        self._options = {"num_cpus": processors, "max_retries": TRIES}
+        self._options = {"num_cpus": processors, "max_retries": 1}
         self._begun: list[tuple[Any, Future[Any]]] = []
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:

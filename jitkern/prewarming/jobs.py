@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -142,7 +142,7 @@ class ExecutorBuilder:
     ) -> Iterator[tuple[int, JobResult]]:
         """Yield the number of each part with its outcome.
 
-        An engine retries what a dead worker had begun; submitit does not, so it is asked once more.
+        A part that an engine has lost, with its worker or otherwise, is submitted once more.
         """
         again, cancelled = set[int](), False
         with getattr(self.executor, "batch", contextlib.nullcontext)():  # of submitit: one array
@@ -158,7 +158,7 @@ class ExecutorBuilder:
                         left.append((number, job))
                         continue
                     outcome = _outcome_of(job)
-                    lost = not outcome.host and not isinstance(job, Future)
+                    lost = not outcome.host and outcome.problem != NOT_TRIED
                     if lost and cancelled:
                         yield number, JobResult("", problem=NOT_TRIED)
                     elif lost and number not in again:
