@@ -129,22 +129,20 @@ def _push_bundles(
 ) -> Pushed:
     """Write the bundles of a machine, and name them in its index."""
     made = tuple(bundle for bundle, _ in packed)
-    uploaded = 0
 
-    def write_all() -> int:
+    def written() -> int:
         return sum(_sent(store, machine, bundle, path) for bundle, path in packed)
 
     def change(old: Index | None) -> Index:
-        nonlocal uploaded
-        uploaded += write_all()  # each time: they may be gone since the last attempt
         return (old or Index()).merged(made, keep)
 
+    uploaded = written()
     old, new = update_index(store, machine, change)
     for _ in range(RETRIES):
-        sent = write_all()
+        sent = written()
         if not sent:
             break
-        uploaded += sent  # a `prune` met a bundle just before it was written again
+        uploaded += sent  # a `prune` met a bundle before the index named it
         new = update_index(store, machine, change)[1]
     dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
     return Pushed(machine, made, uploaded, dropped)
