@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1839,
     "devtools": 1096,
     "inference": 32,
-    "service": 1572,
+    "service": 1566,
     "cli": 3599,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")

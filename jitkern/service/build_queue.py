@@ -27,10 +27,6 @@ Perform = Callable[[Asked, int], Outcome]
 Note = Callable[[Asked, Outcome, float], object]
 
 
-class Full(Exception):
-    """Too many builds are waiting."""
-
-
 class Submission(NamedTuple):
     """A build that runs or waits, or has ended. since: when that began, by the monotonic clock."""
 
@@ -72,10 +68,10 @@ class BuildQueue:
         """The number of builds that wait."""
         return sum(not build.future.running() for build in self.pending())
 
-    def submit(self, asked: Asked) -> Future[Outcome]:
-        """Return the build of a request: a running or recent one, if any. Raises Full.
+    def submit(self, asked: Asked) -> Future[Outcome] | None:
+        """Return the build of a request: a running or recent one, if any.
 
-        While the service is shutting down, a new one is cancelled.
+        None if too many builds wait. While the service is shutting down, a new one is cancelled.
         """
         with self._lock:
             self._forget_old()
@@ -85,7 +81,7 @@ class BuildQueue:
                     future.cancel()
                     return future
                 if self.waiting >= self._most:
-                    raise Full
+                    return None
                 future = self._threads.submit(self._perform, asked)
                 self.builds[asked.id] = Submission(asked, future, time.monotonic())
             return self.builds[asked.id].future

@@ -30,7 +30,6 @@ from jitkern.errors import TargetError
 from jitkern.remote import layout
 from jitkern.service import page, request
 from jitkern.service.build import Outcome
-from jitkern.service.build_queue import Full
 from jitkern.service.metrics import REMEDY
 from jitkern.service.server import Server
 
@@ -268,9 +267,8 @@ class Handler(BaseHTTPRequestHandler):
     def _submit(self, asked: request.Asked) -> None:
         """Answer with the outcome of the build, once it is done."""
         for _ in range(2):  # again if the files of an earlier build are gone
-            try:
-                build = self.server.builds.submit(asked)
-            except Full:
+            build = self.server.builds.submit(asked)
+            if build is None:
                 text = f"{self.server.builds.waiting} builds are queued already"
                 self.refuse(429, text, **_LATER)
                 return
