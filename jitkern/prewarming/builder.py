@@ -245,12 +245,9 @@ class Builder:
 
     def _early(self, kernel: Kernel) -> bool:
         """Whether nothing is there yet that a kernel serves, which calls do without."""
-        works = [work for work in self._works if kernel.optional and kernel in work.of_all_ops]
-        return kernel.optional and not any(
-            not work.kernels
-            or any(k in self._results and self._results[k].path for k in work.kernels)
-            for work in works
-        )
+        served = [work.kernels.keys() for work in self._works if kernel in work.of_all_ops]
+        there = {kernel for kernel, result in self._results.items() if result.path}
+        return kernel.optional and not any(not kernels or kernels & there for kernels in served)
 
     def _note(self, group: Group, results: list[Result], notes: list[str]) -> None:
         """Tell what came of the launch records of calls that use the same kernels."""
