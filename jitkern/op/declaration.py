@@ -119,7 +119,7 @@ class DeclaredOp:
                 for number, args in enumerate(self.each_sample("meta"), 1):
                     problem = self.problem_of(number, args)
                     drawn.append(calls.samples.Sample(f"sample {number}", args, problem))
-        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
             place, what = error_site(e, function), f"{type(e).__name__}: {e}"
             problem = f"{place}its samples failed after {len(drawn)}: {what}"
             drawn.append(calls.samples.Sample("", problem=problem))

@@ -110,7 +110,7 @@ def _used(
                 run(_variants_to(op, source, add))
             except DeclarationError:
                 raise
-            except Exception as e:  # noqa: BLE001  whatever its author's code raises
+            except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
                 refused.append(_failure(e, function, sample))
                 continue
             choices.append([variants for variants, _ in launches])
@@ -123,7 +123,7 @@ def _used(
     return used, choices, refused
 
 
-def _failure(e: Exception, function: Callable[..., Any], sample: Sample) -> str:
+def _failure(e: BaseException, function: Callable[..., Any], sample: Sample) -> str:
     text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
     return f"{error_site(e, function)}its launch function failed on {sample.origin}: {text}"
 

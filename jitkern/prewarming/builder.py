@@ -80,7 +80,7 @@ class _Work:
                 )
                 for entry, new in filter(None, kept)
             ]  # fmt: skip
-        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
             _log.debug("the calls of %s failed", op.name, exc_info=True)
             return [self.group.result("failed", reason_of(e))], []
         here = f"{op.name} for {target} stays on the Python launcher"

@@ -70,7 +70,7 @@ def refused_by(
         for run in runs_of(op, source, target.device, call, target):
             try:
                 run(check)
-            except Exception as e:  # noqa: BLE001  whatever its author's code raises
+            except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
                 text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
                 refused.append(f"{error_site(e, op.launch_function(source, target.device))}{text}")
             else:

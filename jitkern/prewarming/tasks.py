@@ -160,7 +160,7 @@ def built_here(
                 waiting.clear()
 
 
-def reason_of(e: Exception) -> str:
+def reason_of(e: BaseException) -> str:
     """Return the message of an error. Raises it if the cache is unusable."""
     if isinstance(e, CacheError) and not isinstance(e, NotCached):
         raise e

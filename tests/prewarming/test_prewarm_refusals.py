@@ -124,14 +124,19 @@ def test_what_does_not_fit_the_schema_names_the_launch_function(package, result,
     assert says in str(raised.value) and line in str(raised.value)
 
 
-def test_what_a_launch_function_raises_is_told_with_its_line(package):
-    package.write("undefined_name(k)")
+@pytest.mark.parametrize(
+    ("statement", "raised"),
+    [
+        ("undefined_name(k)", "NameError: name 'undefined_name' is not defined"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_what_a_launch_function_raises_is_told_with_its_line(package, statement, raised):
+    package.write(statement)
     code, (reason,) = package.prewarm(CPU)
     assert code == 1
-    assert reason == (
-        f"{package.name}::f: {package.file}:8: its launch function failed on sample 1: "
-        "NameError: name 'undefined_name' is not defined"
-    )
+    where = f"{package.name}::f: {package.file}:8: "
+    assert reason == f"{where}its launch function failed on sample 1: {raised}"
 
 
 @needs_nvrtc
