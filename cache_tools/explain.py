@@ -76,6 +76,8 @@ def _in_words(name: str, there: Any, wanted: Any) -> list[str]:
     if file != name:
         change = "is new" if there is None else "is no longer used" if wanted is None else "differs"
         return [f"{file} {change}"]
+    if name == "which":  # a digest
+        return ["the content of the record differs, such as the program for the same kind of call"]
     lists = isinstance(there or [], list) and isinstance(wanted or [], list)
     if name in _LISTS and lists:
         return _of_lists(_LISTS[name], there or [], wanted or [])

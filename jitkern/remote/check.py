@@ -101,7 +101,7 @@ def _content(
     }
     if not any(found.values()) and not _builds(store):
         value = f"it has no entries for {' or '.join(machines)}"
-        yield Check(name, ok=False, value=value, remedy=f"prewarm for one of these, and {PUSH}")
+        yield Check(name, ok=False, value=value, remedy=f"prewarm there, and {PUSH}")
     for machine, data in found.items():
         if data is None:
             continue

@@ -273,6 +273,7 @@ def test_errors_are_one_line_and_an_exit_code(cli, filled, tmp_path):
     assert cli("cache", "pack", "-o", str(tmp_path / "b.zip"))[0] == 2
     assert cli("cache", "pack", "-o", str(tmp_path / "none" / "b.tar"))[0] == 2
     assert cli("cache", "pack", "-o", str(tmp_path / "b.tar"), "--name", "x")[0] == 2
+    assert cli("cache", "unpack", str(tmp_path / "b.txt"))[0] == 2
     code, _, err = cli("cache", "unpack", str(tmp_path / "none.tar"))
     assert code == 2 and "there is no file" in err and err.count("\n") == 1
     (tmp_path / "b.tar").write_bytes(b"nonsense")

@@ -241,6 +241,7 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
         ({"source": {"versions": {"cutlass": "4.6"}}}, {"source": {"versions": {"cutlass": "4.7"}}}, "version of cutlass is 4.6 instead of 4.7"),
         ({"target": "odd"}, {"target": "cpu-x86_64-torch2.13.0"}, "target is odd instead of cpu-x86_64-torch2.13.0"),
         ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "missing argument type f64"),
+        ({"which": "0"}, {"which": "1"}, "the content of the record differs, such as the program for the same kind of call"),
     ],
 )  # fmt: skip
 def test_differences_in_words(there, wanted, line):

@@ -17,6 +17,7 @@ from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
 WHEEL = "jitkern-prebuilt"
+_NO_BUNDLE = "no name of a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst"
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -35,7 +36,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     pack.set_defaults(run=run_pack)
     text = "add the entries of a bundle, all or none; with trusted keys, they must be signed"
     unpack = commands.add_parser("unpack", help=text, description=text, parents=[shared])
-    unpack.add_argument("file", type=file_to_read, metavar="FILE", help="what `pack` wrote")
+    unpack.add_argument("file", type=_bundle, metavar="FILE", help="what `pack` wrote")
     signatures = unpack.add_mutually_exclusive_group()
     signatures.add_argument(
         "--require-signature", action="store_true", help="fail if there are no trusted keys"
@@ -59,6 +60,13 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     keygen.set_defaults(run=run_keygen)
 
 
+def _bundle(text: str) -> Path:
+    """Return the path of a bundle that is there. Raises ArgumentTypeError."""
+    if not text.endswith(bundle.SUFFIXES):
+        raise argparse.ArgumentTypeError(f"`{text}` is {_NO_BUNDLE}")
+    return file_to_read(text)
+
+
 def run_pack(args: argparse.Namespace) -> int:
     options = {"name": args.name, "version": args.version, "platform": args.platform}
     if not args.wheel and any(options.values()):
@@ -66,7 +74,7 @@ def run_pack(args: argparse.Namespace) -> int:
         return 2
     path = args.output
     if not args.wheel and not path.name.endswith(bundle.SUFFIXES):
-        say(f"`{path}` is no name of a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst")
+        say(f"`{path}` is {_NO_BUNDLE}")
         return 2
     if not args.wheel and not path.absolute().parent.is_dir():
         say(f"`{path}` cannot be written: there is no folder {path.parent}")
