@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 CORES := $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))")
 PAIR := $(TORCH)-$(shell $(PYTHON) -c "import sys; print('%s%d.%d' % (sys.implementation.name, *sys.version_info[:2]))")
 
-NOT_OURS = $(VENV) was not made by make, which would delete it: name another folder, as in `make demo VENV=.venv-make`
+NOT_OURS = $(VENV) was not made by make, which would delete it: name another folder, as in `make $(or $(MAKECMDGOALS),demo) VENV=.venv-make`
 
 .PHONY: demo test test-all test-long test-matrix test-another conformance check docs clean
 

@@ -125,6 +125,10 @@ class _Help(argparse.HelpFormatter):
         named = self._prog + " [options]" * (prefix is None)  # else for the name of a subcommand
         return text.replace(self._prog, named, 1)
 
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        rest = action.nargs == argparse.REMAINDER  # of which argparse says `...`
+        return str(action.metavar) if rest else super()._format_args(action, default_metavar)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", text.strip())
         return "\n\n".join(

@@ -18,7 +18,7 @@ from helpers import H100, REPOSITORY, kernels, last_json
 from jitkern.compilers.cuda import toolkit
 
 WRITTEN = {
-    ".gitignore", "pyproject.toml", "README.md", "bench.py", "tests/test_kernels.py", "src/mypkg/__init__.py",
+    ".gitignore", "MANIFEST.in", "pyproject.toml", "README.md", "bench.py", "tests/test_kernels.py", "src/mypkg/__init__.py",
     "src/mypkg/kernels/scale/kernel.py", "src/mypkg/kernels/scale/scale.cu", "src/mypkg/kernels/scale/scale.cpp",
     "src/mypkg/kernels/add_relu/kernel.py", "src/mypkg/kernels/add_relu/add_relu_triton.py",
     "src/mypkg/kernels/add_relu/add_relu.cpp",
