@@ -37,7 +37,7 @@ BUDGETS = {
     "compilers": 5412,
     "loading": 645,
     "jit": 828,
-    "adopt": 1712,
+    "adopt": 1703,
     "launch": 3285,
     "trace": 2802,
     "runtime": 3260,

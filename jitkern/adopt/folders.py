@@ -50,18 +50,25 @@ class Kept(NamedTuple):
 
 
 class Folder:
-    """The folder of a JIT on a machine, in the root of a cache."""
+    """The folder of a JIT on a machine, in the root of a cache.
 
-    def __init__(self, cache: Cache, machine: Machine, jit: Jit) -> None:
+    elsewhere: a folder that the JIT has made by itself: nothing is known of its files.
+    """
+
+    def __init__(
+        self, cache: Cache, machine: Machine, jit: Jit, elsewhere: Path | None = None
+    ) -> None:
         """Name the folder; nothing is made."""
         self.jit = jit
+        self._elsewhere = elsewhere
         self._cache = cache
         self._facts = machine.facts(jit)
         self._target = str(machine.target)
         self._op = f"{KIND}::{jit.name}"
         name = machine.name_of(jit)
-        self.path = cache.root / VERSION / JITS / self._target / name
-        self._state_path = self.path.with_name(f"{name}.json")
+        place = cache.root / VERSION / JITS / self._target
+        self.path = elsewhere or place / name
+        self._state_path = place / f"{name}.json"
         self._lock = f"{name.rpartition('-')[2]}-{self._target.encode().hex()[-16:]}"
         self._label = label_of(self._op, name.rpartition("-")[2], self._target)
 
@@ -176,6 +183,8 @@ class Folder:
         self, paths: list[str], files: Mapping[str, os.stat_result], settled: float
     ) -> str:
         """Return why a unit is not kept, or ""."""
+        if self._elsewhere and any(path.count("/") < self.jit.unit for path in paths):
+            return f"it is in no folder that {self.jit.name} makes"
         if self.jit.ninja and not any(path.endswith(f"/{RECORD}") for path in paths):
             return "what it depends on is not on record"
         if sum(files[path].st_size for path in paths) > LARGEST_FILE:
@@ -212,13 +221,14 @@ class Folder:
         """Return which entries and files are known: `{"entries": […], "files": {…}}`."""
         with contextlib.suppress(OSError, ValueError):
             self.path.stat()  # the folder may have been deleted, and is laid anew then
-            state = json.loads(self._state_path.read_bytes())
+            state = {} if self._elsewhere else json.loads(self._state_path.read_bytes())
             if isinstance(state.get("entries"), list) and isinstance(state.get("files"), dict):
                 return dict(state)
         return {"entries": [], "files": {}}
 
     def _save(self, state: dict[str, Any]) -> None:
-        atomic.write(self._state_path, canonical(state))
+        if not self._elsewhere:
+            atomic.write(self._state_path, canonical(state))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -228,25 +238,6 @@ class Folder:
                 yield
         except OSError as e:
             raise self._cache.write_error(e) from e
-
-
-class FolderElsewhere(Folder):
-    """A folder that a JIT has made by itself: its files are read, and nothing is known of them."""
-
-    def __init__(self, cache: Cache, machine: Machine, jit: Jit, path: Path) -> None:
-        super().__init__(cache, machine, jit)
-        self.path = path
-
-    def _state(self) -> dict[str, Any]:
-        return {"entries": [], "files": {}}
-
-    def _save(self, state: dict[str, Any]) -> None:
-        pass
-
-    def _why_not(self, paths: list[str], *rest: Any) -> str:
-        if any(path.count("/") < self.jit.unit for path in paths):
-            return f"it is in no folder that {self.jit.name} makes"
-        return super()._why_not(paths, *rest)
 
 
 def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern import adopt, config
-from jitkern.adopt.folders import FolderElsewhere
+from jitkern.adopt.folders import Folder
 from jitkern.adopt.jits import JITS, Jit
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import counted, human_bytes
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     found = []
     for jit in rows:
         for place in [args.folder] if args.folder else _places(jit):
-            done = FolderElsewhere(cache, machine, jit, place).keep()
+            done = Folder(cache, machine, jit, place).keep()
             found.append({"jit": jit.name, "folder": str(place), **done._asdict()})
             would = "would be " * args.dry_run
             files = f"{counted(done.files, 'file')} {would}adopted, {human_bytes(done.bytes)}"
