@@ -1,4 +1,4 @@
-"""jitkern: PyTorch kernels that compile on first use and never again.
+"""jitkern: PyTorch kernels that compile on first use and are cached.
 
 `import jitkern` is light and imports no Torch: the names below are loaded when they are first used.
 Start with `jitkern.declare.kernel` (an op with kernels), `jitkern.pointwise` (a formula),

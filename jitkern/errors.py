@@ -181,6 +181,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """The name most like a misspelt one, or ""."""
     import difflib  # for errors alone
 
+    name = name.replace("gpu", "cuda")  # as many call it
     return next(iter(difflib.get_close_matches(name, [*names], n=1)), "")
 
 

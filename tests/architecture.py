@@ -26,7 +26,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1513,
+    "beside": 1514,
     "files": 430,
     "config": 1012,
     "cache": 1887,
@@ -37,19 +37,19 @@ BUDGETS = {
     "compilers": 5412,
     "loading": 645,
     "jit": 828,
-    "adopt": 1703,
+    "adopt": 1704,
     "launch": 3285,
     "trace": 2802,
     "runtime": 3260,
     "op": 2970,
     "raw": 715,
-    "dropin": 564,
+    "dropin": 566,
     "composition": 4086,
     "prewarming": 1836,
-    "devtools": 1096,
+    "devtools": 1120,
     "inference": 32,
     "service": 1566,
-    "cli": 3611,
+    "cli": 3614,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -152,7 +152,8 @@ def _asked_at() -> str:
     others = []
     while frame:
         path, line = frame.f_code.co_filename, f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if not _is_of_library(path):
+        of_option_c = path == "<string>" and frame.f_globals.get("__name__") == "__main__"
+        if of_option_c or not _is_of_library(path):
             return line
         others += [] if path.startswith(_HERE) else [line]
         frame = frame.f_back

@@ -159,7 +159,7 @@ def parser(arguments: list[str]) -> Parser:
         )
     parser = Parser(
         prog="jitkern",
-        description="PyTorch kernels that compile on first use, and never again.",
+        description="PyTorch kernels that compile on first use, and are cached.",
         epilog=EXIT_CODES,
         parents=[shared],
     )

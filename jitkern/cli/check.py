@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if what == "broken":
             broken.update(value)
         elif what == "begun":
-            progress.show(" ".join(filter(None, OpCheck(*value)[:4])))
+            progress.show(f"checking {' '.join(filter(None, OpCheck(*value)[:4]))}")
         else:
             checks.append(check := OpCheck(*value))
             if not args.json and (args.level >= 0 or check.ok is False):
@@ -122,12 +122,12 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
             return
         if not begun:
             raise SystemExit(end_as(code) or 1)
-        how = f"it ended this process with the exit code {code}: a kernel must return"
+        how = f"it ended its process with the exit code {code}, and must return"
         if code == -signal.SIGALRM:
             how = f"it took more than {timeout} s"
         elif code < 0:
             name = signal.Signals(-code).name
-            how = f"it ended this process by {name}{_CAUSES.get(name, '')}"
+            how = f"it ended its process by {name}{_CAUSES.get(name, '')}"
         tell("row", [*begun[:4], False, how])
 
 

@@ -93,6 +93,8 @@ def opened(*, new: bool = False) -> Cache:
 
 def duration(text: str) -> int:
     """Return the seconds of a text like `30d`."""
+    if text.isdigit():  # of days, perhaps
+        raise argparse.ArgumentTypeError(f"`{text}` has no unit: expected {text}d or {text}s")
     return _parsed(text, config.duration_of, "30d, 12h or 90s")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ _SMALL = 1e-3  # numbers of 16 bits that are all smaller may be what is left of 
 _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a second
 _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
+_REFUSALS = (RuntimeError, LaunchError, NotImplementedError, TypeError, ValueError)
 _AFTER_FAILED = "not tried after a failed check"
 _MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
 
@@ -97,7 +99,8 @@ def _samples(op: Op, device: str) -> tuple[list[tuple[Any, ...]], str]:
         except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
             return [], error_site(e, op.declaration.samples) + _told(e)
     problems = filter(None, (op.problem_of(n, sample) for n, sample in enumerate(samples, 1)))
-    return samples, next(problems, "" if samples else "none: add `@op.samples`")
+    none = "they yield no calls" if op.declaration.samples else "none: add `@op.samples`"
+    return samples, next(problems, "" if samples else none)
 
 
 def _row(
@@ -109,7 +112,7 @@ def _row(
     except (CompilerNotFound, TargetError, _Untried) as e:
         return OpCheck(op.name, device, kind, name, None, _told(e))
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
-        return OpCheck(op.name, device, kind, name, False, _told(e))
+        return OpCheck(op.name, device, kind, name, False, _told_with_line(op, e))
 
 
 class _Untried(Exception):
@@ -119,6 +122,16 @@ class _Untried(Exception):
 def _told(e: BaseException) -> str:
     plain = isinstance(e, (JitkernError, AssertionError, _Untried))
     return str(e).strip() if plain else f"{type(e).__name__}: {e}".strip()
+
+
+def _told_with_line(op: Op, e: BaseException) -> str:
+    """Return what a check raised, behind the line of the op's own file if that has raised it."""
+    file = op.place.partition(":")[0]
+    frames = traceback.walk_tb(e.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+    if not lines or isinstance(e, JitkernError):
+        return _told(e)
+    return f"{file}:{lines[-1]}: {type(e).__name__}: {e}".rstrip(": ")
 
 
 @contextlib.contextmanager
@@ -139,13 +152,12 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
     """Compare a source with the reference, by its Python launcher and then by C.
 
     On the CPU its Python launcher runs once more, with guard bytes around its tensors. Then one
-    tensor at a time has another layout, in the first sample of each combination of dtypes and
+    tensor at a time has another layout, in the largest sample of each combination of dtypes and
     ranks. An op may refuse that, and may not take other elements.
     """
     if not op.declaration.reference:
         raise _Untried("the op has no reference")
-    kinds = {tuple((t.dtype, t.dim()) for t in tensors_in(s)): s for s in samples[::-1]}
-    layouts = [case for sample in kinds.values() for case in _laid_out(op, sample)]
+    layouts = [case for sample in _largest_of_each(samples) for case in _laid_out(op, sample)]
     refused: dict[str, None] = {}
     largest = 0.0
     measured = bool(op.declaration.tunings)  # without guards, so these come after the first call
@@ -163,9 +175,9 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
             for what, sample, wanted in layouts:
                 try:
                     worst = compared(op, sample, wanted)
-                except RuntimeError as e:
-                    if type(e) not in (RuntimeError, LaunchError) or "CUDA error" in str(e):
-                        raise
+                except (RuntimeError, ValueError, TypeError) as e:
+                    if type(e) not in _REFUSALS or "CUDA error" in str(e):
+                        raise AssertionError(f"{what}: {_told(e)}") from e
                     refused[what.partition(",")[0]] = None
                 else:
                     largest = max(largest, _within(worst, what, sample))
@@ -203,10 +215,19 @@ def _within(worst: Worst, what: str, sample: Sequence[Any]) -> float:
     return worst.error
 
 
+def _largest_of_each(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the largest sample of each combination of dtypes and ranks that is not too large."""
+    sizes = [sum(tensor.numel() for tensor in tensors_in(sample)) for sample in samples]
+    sized = [(size, n) for n, size in enumerate(sizes) if size <= _LONGEST]
+    kinds = {
+        tuple((t.dtype, t.dim()) for t in tensors_in(samples[n])): samples[n]
+        for _, n in sorted(sized)
+    }
+    yield from kinds.values()
+
+
 def _laid_out(op: Op, sample: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], Expected]]:
     """Yield the other layout in words, the sample with it, and the expected result."""
-    if sum(tensor.numel() for tensor in tensors_in(sample)) > _LONGEST:
-        return
     changed = [name for _, name in op.signature.changed]
     own = _expected(op, sample)
     for at, (argument, value) in enumerate(zip(op.signature.arguments, sample)):
@@ -286,7 +307,8 @@ def _terms(op: Op, sample: Sequence[Any], number: int, index: tuple[int, ...]) -
 
     That is the sum of |x * dy/dx| over the numbers x of the arguments. Rounding these n terms once
     changes y by no more roundings, and adding them one after the other by about sqrt(n) / 2 times
-    as much: Higham and Mary, A new approach to probabilistic rounding error analysis, 2019.
+    as much: Higham and Mary, A new approach to probabilistic rounding error analysis, 2019. Equal
+    terms, as those of an expanded tensor, round alike: by n / 2 times as much.
     """
     with contextlib.suppress(Exception):  # autograd cannot follow the reference
         inputs = copied(sample, torch.float64)
@@ -296,8 +318,10 @@ def _terms(op: Op, sample: Sequence[Any], number: int, index: tuple[int, ...]) -
         terms = [(x * g).detach().abs() for x, g in zip(leaves, found) if g is not None]
         many = sum(int(term.count_nonzero()) for term in terms)
         total = sum(float(term.sum()) for term in terms)
+        alike = any(0 in tensor.stride() for tensor in tensors_in(sample))
+        growth = (many if alike else math.sqrt(many)) / 2 / ROUNDINGS
         if math.isfinite(total):
-            return max(1.0, total * max(1.0, math.sqrt(many) / 2 / ROUNDINGS))
+            return max(1.0, total * max(1.0, growth))
     return 1.0
 
 

@@ -18,7 +18,7 @@ from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, is_outdated, names_of
 from jitkern.dropin import memo
-from jitkern.errors import CompilerNotFound, LoadError, NotCached
+from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
 from jitkern.source import includes
@@ -80,6 +80,8 @@ def source_of(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     """Return the source that a call declares."""
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
+    if not files:
+        raise DeclarationError(f"`{call['name']}` has no sources: give at least one")
     any_cuda = any(file.endswith(CUDA_SUFFIXES) for file in files)
     with_cuda = any_cuda if call["with_cuda"] is None else call["with_cuda"]
     kinds = ("cflags", "cuda_cflags", "ldflags")

@@ -200,7 +200,7 @@ class Op(DeclaredOp, Generic[Result]):
         known = {kind for device in DEVICES for kind in launched_on(device)}
         wrong = [kind for kind in kinds if kind not in known]
         if wrong or not kinds:
-            asked = [repr(kind).replace("gpu", "cuda") for kind in wrong[:1]]
+            asked = [repr(kind) for kind in wrong[:1]]
             raise DeclarationError(
                 f"{self.name}: {call_site()}{method}() takes {', '.join(sorted(known))}, "
                 f"got {kinds}" + "".join(meant(kind, map(repr, known)) for kind in asked)

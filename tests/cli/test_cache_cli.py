@@ -252,6 +252,7 @@ def test_differences_in_words(there, wanted, line):
     ("arguments", "says"),
     [
         (("ls", "--older-than", "soon"), "expected 30d"),
+        (("prune", "--older-than", "30"), "`30` has no unit: expected 30d or 30s"),
         (("ls", "--larger-than", "big"), "expected 500MiB"),
         (("ls", "--sort", "colour"), "invalid choice"),
         (("ls", "--limit", "-1"), "not a number from 0 up"),

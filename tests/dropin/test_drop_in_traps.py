@@ -15,7 +15,7 @@ from jitkern.compilers.torch_extension import (
     hints,
 )
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
-from jitkern.errors import CompileError, CompilerNotFound, LoadError
+from jitkern.errors import CompileError, CompilerNotFound, DeclarationError, LoadError
 from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -233,3 +233,8 @@ def test_what_the_linker_said_is_the_reason():
         )  # fmt: skip
     said = str(caught.value)
     assert said.index("undefined reference to `r()") < said.index("ld returned")
+
+
+def test_a_module_of_no_sources_is_refused():
+    with pytest.raises(DeclarationError, match="`nothing` has no sources: give at least one"):
+        jitkern.load("nothing", [])

@@ -92,9 +92,10 @@ def run_pack(args: argparse.Namespace) -> int:
         packed = bundle.pack(cache, chosen, path)
     size = path.stat().st_size
     print(f"{counted(packed, 'entry')} packed, {human_bytes(size)}", file=sys.stderr)
-    print(path)
     if args.json:
         print_json(path=str(path), entries=packed, bytes=size)
+    else:
+        print(path)
     return 0
 
 

@@ -58,7 +58,7 @@ def run_push(args: argparse.Namespace) -> int:
             cache, chosen, store, key=key, unsigned=args.unsigned, keep=args.keep,
             tell=_teller(args),
         )  # fmt: skip
-    for pushed in done if args.level >= 0 else ():
+    for pushed in done if args.level >= 0 and not args.json else ():
         _print_pushed(pushed)
     sent = sum(pushed.uploaded for pushed in done)
     print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
