@@ -231,8 +231,7 @@ def source(tmp_path: Path) -> Cpp:
     """A Cpp source in a folder of its own."""
     folder = tmp_path / "scale"
     folder.mkdir()
-    default = "#ifndef T\n#define T float\n#endif\n"
-    (folder / "scale.cpp").write_text(f'{default}extern "C" void scale(T* out) {{ *out = 1; }}\n')
+    (folder / "scale.cpp").write_text('extern "C" void scale(float* out) { *out = 1; }\n')
     return Cpp("scale.cpp", folder=str(folder))
 
 
