@@ -23,7 +23,7 @@ from jitkern import devtools
 from jitkern._command import DIE_WITH_PARENT, end_as
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, styled
+from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, say, styled
 from jitkern.cli.parser import at_least_one
 from jitkern.devtools.op_check import OpCheck
 from jitkern.target import unsupported
@@ -120,6 +120,8 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if last == "ended":
             return
+        if not begun and not code:
+            say("the import of the ops ended the process: does a module call `os._exit`?")
         if not begun:
             raise SystemExit(end_as(code) or 1)
         how = f"it ended its process with the exit code {code}, and must return"

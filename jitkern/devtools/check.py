@@ -469,7 +469,7 @@ def _shapes(values: Sequence[Any]) -> str:
 def _shape(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
-    return str(value)
+    return f"[{', '.join(map(_shape, value))}]" if isinstance(value, list) else str(value)
 
 
 def _few(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
