@@ -34,7 +34,7 @@ BUDGETS = {
     "cache_tools": 1790,
     "remote": 2261,
     "calls": 754,
-    "compilers": 5412,
+    "compilers": 5404,
     "loading": 645,
     "jit": 828,
     "adopt": 1704,

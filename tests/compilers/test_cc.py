@@ -535,12 +535,6 @@ def test_a_16_bit_type_without_its_header_names_the_header(build, text):
         build(text, template=(("T", "f32"),))
 
 
-@pytest.mark.parametrize("text", ["void k(T* x) {}", "template <typename T> void k(T* x) {}"])
-def test_a_template_argument_that_no_line_uses_is_refused(build, text):
-    with pytest.raises(CompileError, match="neither a template parameter nor a macro `BLOKC`"):
-        build(text, template=(("T", "f32"), ("BLOKC", 5)))
-
-
 @pytest.mark.parametrize("name", ["größe", "k" * 300], ids=["not ASCII", "long"])
 def test_an_entry_is_found_again_whatever_its_kernel_is_called(build, name):
     text = f'extern "C" void {name}(float* x) {{ *x = 3; }}'

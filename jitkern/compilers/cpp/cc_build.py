@@ -63,7 +63,6 @@ def build(
         unit.compile(parameter_types.probe_of_c(variant, macros, listing), macros)
     else:
         unit.compile(parameter_types.probe(address, macros), macros)
-    functions.check_used(variant, macros, [unit.text, *map(cpp_text.read, closure.paths)])
     files = dependencies.in_folder(folder, [_UNIT])
     dependencies.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]

@@ -6,7 +6,7 @@ Template arguments have names here, and are put into the order of the template's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jitkern.compilers.result import missing_function
 from jitkern.errors import CompileError
@@ -42,13 +42,6 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
         parameter: _macro(variant, parameter, value) for parameter, value in arguments.items()
     }
     return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
-
-
-def check_used(variant: Variant, macros: Iterable[str], texts: Sequence[str]) -> None:
-    """Raise CompileError for a template argument that became a macro, and that no text uses."""
-    for name in macros:
-        if not any(re.search(rf"\b{name}\b", text) for text in texts):
-            raise _refusal(variant, f"has neither a template parameter nor a macro `{name}`")
 
 
 def parameter_lists(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
