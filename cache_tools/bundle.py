@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """What tells the entry from all others."""
+        """The target, the folder name and the SHA-256 of the manifest."""
         return self[:3]
 
     @property

@@ -29,7 +29,7 @@ BUDGETS = {
     "beside": 1514,
     "files": 430,
     "config": 1012,
-    "cache": 1887,
+    "cache": 1888,
     "source": 4106,
     "cache_tools": 1790,
     "remote": 2261,

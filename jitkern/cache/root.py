@@ -94,9 +94,10 @@ class Root:
             return
         trash = self.root / VERSION / "trash"
         removed = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
-        for path in self.root.glob(f"{VERSION}.bad.*"):
-            if not layout.is_folder(path):
-                removed[path] = layout.set_aside_at(path.name.removeprefix(f"{VERSION}.bad."))
+        with contextlib.suppress(OSError):
+            for path in self.root.glob(f"{VERSION}.bad.*"):
+                if not layout.is_folder(path):
+                    removed[path] = layout.set_aside_at(path.name.removeprefix(f"{VERSION}.bad."))
         for path, removed_at in removed.items():
             if removed_at is not None and not 0 <= time.time() - removed_at < older_than:
                 atomic.delete(path)
