@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import textwrap
 from collections import Counter
@@ -112,9 +113,10 @@ def for_types(tree: ast.AST) -> set[int]:
     }
 
 
-def imports(tree: ast.AST, *, types: bool = False) -> Iterator[tuple[ast.AST, str]]:
+@functools.cache
+def imports(tree: ast.AST, *, types: bool = False) -> list[tuple[ast.AST, str]]:
     """(node, module of ours) for each that a file imports when it runs; types: or for types."""
-    hidden = set() if types else for_types(tree)
+    hidden, found = set() if types else for_types(tree), []
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -122,9 +124,9 @@ def imports(tree: ast.AST, *, types: bool = False) -> Iterator[tuple[ast.AST, st
         elif isinstance(node, ast.ImportFrom) and node.module:
             longer = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in longer]
-        for name in names:
-            if id(node) not in hidden and name in MODULES and name != "jitkern":
-                yield node, name
+        if id(node) not in hidden:
+            found += [(node, name) for name in names if name in MODULES and name != "jitkern"]
+    return found
 
 
 def upward() -> list[tuple[str, str]]:
@@ -154,7 +156,7 @@ def met(name: str) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             room = rooms.get(node.value.id, "")
-            home = HOMES.get(room, {}).get(node.attr, node.attr)
+            home = homes().get(room, {}).get(node.attr, node.attr)
             if f"{room}.{home}" in MODULES:
                 found.add(f"{room}.{home}")
     return found
@@ -169,7 +171,10 @@ def _homes(tree: ast.Module) -> dict[str, str]:
     return {}
 
 
-HOMES = {name: _homes(tree) for name, tree in TREES.items() if MODULES[name].stem == "__init__"}
+@functools.cache
+def homes() -> dict[str, dict[str, str]]:
+    """For each room: the names that it has of its modules."""
+    return {name: _homes(TREES[name]) for name in MODULES if MODULES[name].stem == "__init__"}
 
 
 def circles(*, types: bool = False, chains: bool = False) -> list[list[str]]:
@@ -180,7 +185,7 @@ def circles(*, types: bool = False, chains: bool = False) -> list[list[str]]:
     graph = nx.DiGraph()
     for name, tree in TREES.items():
         others = {other for _, other in imports(tree, types=types)}
-        if name in HOMES and types:
+        if name in homes() and types:
             others = set()  # the modules of a room, which it lists for type checkers
         if chains:
             others |= met(name)
@@ -218,10 +223,10 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
 
     private: the names of the product. A name that the test has itself is its own.
     """
-    own = _stored(tree) | _OF_OTHERS
+    private = private - _stored(tree) - _OF_OTHERS
     for node in ast.walk(tree):
         met: list[str] = []
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and node.attr in private:
             root = ast.unparse(node).partition(".")[0]
             met = [] if root in ("self", "cls", "torch") else [node.attr]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jitkern"):
@@ -232,7 +237,7 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
         elif isinstance(node, ast.Constant) and re.search("(from|import) jitkern", str(node.value)):
             with contextlib.suppress(SyntaxError):  # the text of a child process
                 yield from privates_met(ast.parse(textwrap.dedent(node.value)), private)
-        if (private - own) & {*met}:
+        if private & {*met}:
             yield ast.unparse(node)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import gc
 import hashlib
 import math
 import os
@@ -91,6 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was collected lives to the end: no later collection of garbage walks it
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -10,6 +10,8 @@ from jitkern import jit
 from jitkern.runtime import binding
 from jitkern.target import Target
 
+pytestmark = pytest.mark.common_cache
+
 CHILD = """
 import json, re, sys
 import torch

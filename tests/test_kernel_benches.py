@@ -482,6 +482,7 @@ def test_a_peer_leaves_out_calls_that_it_does_not_know(others):
 
 
 @needs_compiler
+@pytest.mark.long
 def test_a_peer_that_fails_is_named_with_its_version(monkeypatch):
     adapter = peers.Adapter("other", "numpy", lambda: lambda x: x, differentiable=False)
     monkeypatch.setitem(peers.ADAPTERS, "softmax", (adapter,))
@@ -590,6 +591,7 @@ def test_results_are_compared_by_parts(monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.long
 def test_a_trace_has_a_range_for_each_pass(tmp_path, capsys):
     trace = tmp_path / "trace.json"
     options = ["--device", "cpu", "--shape", "f32[8, 100]", "--rounds", "2", "--json"]

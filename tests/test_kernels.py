@@ -28,6 +28,19 @@ ROUNDINGS = 4
 # Whose errors add up: over long sums, and of a kernel and its reference where both have float64.
 OF_LONG_SUMS = ("jitkern::block_sparse_attention_backward",)
 
+# One of each kind, which each commit checks with Torch's own tools; the others are long.
+OF_EACH_KIND = (
+    "muladd", "softmax", "cross_entropy", "topk", "sample",
+)  # fmt: skip
+
+
+def by_kind(ops):
+    marks = {op: () if op.name[9:] in OF_EACH_KIND else pytest.mark.long for op in ops}
+    return pytest.mark.parametrize(
+        "op", [pytest.param(op, id=op.name, marks=marks[op]) for op in ops]
+    )
+
+
 CHECKING = [op for op in SHIPPED if op.sources["cpu"]]  # others leave it to their reference
 
 
@@ -96,7 +109,7 @@ def test_equals_the_reference(op, device, source, most):
         pytest.param(None, "cuda", marks=pytest.mark.gpu, id="all-cuda"),
     ],
 )
-@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
+@by_kind(SHIPPED)
 def test_opcheck(op, most, device):
     for args in few(op.sample_inputs(device))[:most]:
         torch.library.opcheck(op.overload, args)
@@ -114,7 +127,7 @@ def test_opcheck(op, most, device):
         pytest.param(True, None, "cuda", marks=pytest.mark.gpu, id="dynamic-cuda"),
     ],
 )
-@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
+@by_kind(SHIPPED)
 def test_compile_makes_one_graph(op, dynamic, most, device):
     torch._dynamo.reset()
     compiled = torch.compile(
@@ -173,7 +186,7 @@ def test_gradient(op, device):
     torch.testing.assert_close(grads[1], grads[2])
 
 
-@pytest.mark.parametrize("op", [op for op in SHIPPED if op.gradient], ids=lambda op: op.name)
+@by_kind([op for op in SHIPPED if op.gradient])
 def test_no_graph_is_recorded_without_need(op):
     args = op.sample_inputs("cpu")[0]
     assert all(out.grad_fn is None for out in tensors_in([op(*args)]))

@@ -1,6 +1,7 @@
 """The house: what its rooms are, and that imports go down only."""
 
 import ast
+import functools
 import re
 
 from architecture import (
@@ -149,11 +150,13 @@ def test_the_map_has_each_room_and_few_words():
     assert len(named_in_the_map()) > 20 and 15 < words <= 25
 
 
-TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))}
+@functools.cache
+def trees_of_tests():
+    return {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))}
 
 
 def test_names_of_tests_are_short():
-    for path, tree in TESTS.items():
+    for path, tree in trees_of_tests().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert len(node.name) <= 60, f"{path}: {node.name}"
@@ -162,7 +165,7 @@ def test_names_of_tests_are_short():
 def test_tests_meet_no_private_name():
     """What tests replace and reset is in `jitkern.testing`, which nothing of the product imports."""
     private = private_names()
-    for path, tree in TESTS.items():
+    for path, tree in trees_of_tests().items():
         assert not [*privates_met(tree, private)], path
     text = "from jitkern.x import NAME\nx.NAME\nmonkeypatch.setattr('jitkern.x.NAME', 1)"
     text = text.replace("NAME", "_current")

@@ -316,6 +316,7 @@ def test_a_compiler_that_a_shell_starts_is_counted(run, folder):
     assert "cc compiles answer.c" in done.stderr
 
 
+@pytest.mark.long
 def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
     url = f"file://{tmp_path}/bucket"
     assert run().returncode == 0
@@ -367,6 +368,7 @@ def test_a_folder_that_no_run_has_used_is_deleted(run, cache_dir):
     assert not [*cache_dir.glob("v1/run/*/tvm_ffi-*")]
 
 
+@pytest.mark.long
 def test_a_folder_that_was_not_used_lately_makes_room(run, cache_dir):
     run()
     [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.json")
@@ -394,6 +396,7 @@ def test_a_run_with_nothing_new_imports_next_to_nothing(run, cache_dir):
 
 
 @pytest.mark.parametrize("mode", ["--frozen", "-q"])
+@pytest.mark.long
 def test_what_arrives_between_two_runs_is_laid(mode, run, cache_dir, elsewhere, tmp_path):
     run()
     other = {"JITKERN_CACHE_DIR": elsewhere["JITKERN_CACHE_DIR"]}
@@ -404,6 +407,7 @@ def test_what_arrives_between_two_runs_is_laid(mode, run, cache_dir, elsewhere, 
     assert run(mode, command=show, **other).stdout.startswith("answer_")
 
 
+@pytest.mark.long
 def test_what_a_run_with_a_note_writes_is_kept(run, cache_dir):
     write = "mkdir -p $CUPY_CACHE_DIR; echo $0 > $CUPY_CACHE_DIR/$0"
     for name in ("1", "2", "2", "3"):
@@ -411,6 +415,7 @@ def test_what_a_run_with_a_note_writes_is_kept(run, cache_dir):
     assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 3
 
 
+@pytest.mark.long
 def test_another_compiler_of_the_same_name_builds_again(run, tmp_path):
     (tmp_path / "bin").mkdir()
     compiler = tmp_path / "bin" / "cc"
@@ -521,6 +526,7 @@ def test_a_forked_process_is_counted_once(run, folder):
     assert "cc 1 (" in run(command=(sys.executable, "forks.py")).stderr
 
 
+@pytest.mark.long
 def test_a_process_may_outlive_the_run(run, folder, tmp_path):
     late = f"{sys.executable} -c 'print(1)' > {tmp_path}/late 2>&1; touch {tmp_path}/done"
     run(command=("sh", "-c", f"(sleep 1; {late}) > /dev/null 2>&1 &"))

@@ -403,6 +403,7 @@ def test_no_compiler_is_skipped_with_the_remedy(cli):
 
 
 @pytest.mark.parametrize("there", [False, True])
+@pytest.mark.long
 def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatch, there):
     begun, ensure = [], jit.ensure_and_tell
 
@@ -502,7 +503,13 @@ def test_what_not_cached_names_can_be_prewarmed(cli, compiler, variant, target):
     assert hint("jitkern::vec_add", "jitkern.kernels") == "vec_add"
 
 
-@pytest.mark.parametrize("module", ["kernel", "__init__", "ops", "top-level"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kernel",
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("__init__", "ops", "top-level")),
+    ],
+)
 def test_the_command_that_not_cached_names_mends_it(cli, package, tmp_path, module):
     name = f"mended_{module.strip('_').replace('-', '_')}"
     package(name, **({} if module == "top-level" else {module: op_text(name, "f", GOOD)}))

@@ -366,6 +366,7 @@ def test_a_parent_of_another_user_is_a_warning(tmp_path):
     assert check.ok and "belongs to user 12345" in check.value and check.remedy
 
 
+@pytest.mark.long
 def test_a_cache_out_of_reach_is_a_failed_check(tmp_path, run_python):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)

@@ -67,6 +67,7 @@ def test_the_name_stands_wherever_it_must(cli, here):
             compile(path.read_text(), str(path), "exec")
 
 
+@pytest.mark.long
 def test_the_bench_says_how_it_is_used(cli, here, run_python):
     assert cli("init", "mypkg")[0] == 0
     script = (

@@ -174,6 +174,7 @@ def test_an_argument_of_another_type_is_usage(cli):
     assert "got `abc` for `float scale`" in err
 
 
+@pytest.mark.long
 def test_a_list_fits_its_terminal_with_own_ops_first():
     code, text = in_terminal("list", columns=80)
     lines = shown(text).splitlines()
@@ -274,6 +275,7 @@ def test_an_interrupted_prewarm_says_so_and_keeps_its_work():
     assert code == 0 and "0 entries" not in text
 
 
+@pytest.mark.long
 def test_a_call_can_be_named(cli, compiler, package):
     code, out, err = cli("prewarm", "vec_add", "--call", "i32[3] i32[3]", "--jobs", "1", "--json")
     (kernel, *_) = last_json(out)["results"]
@@ -298,6 +300,7 @@ def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
 # Output that nobody takes
 
 
+@pytest.mark.long
 def test_output_that_cannot_be_written_fails_in_one_line():
     words = [sys.executable, "-m", "jitkern", "list", "softmax"]
     with open("/dev/full", "w") as full:
@@ -360,6 +363,7 @@ OPS["crashing::exits"].launch("cpu")(lambda k, x: __import__("sys").exit(0))
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+@pytest.mark.long
 def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     (tmp_path / "crashing.py").write_text(CRASHING)
     words = [sys.executable, "-m", "jitkern", "check", "crashing", "--json"]
@@ -405,6 +409,7 @@ def checking_what_hangs(tmp_path, *options):
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+@pytest.mark.long
 def test_a_check_of_a_kernel_that_hangs_can_be_interrupted(tmp_path):
     with checking_what_hangs(tmp_path) as check:
         while not (tmp_path / "launched").exists():

@@ -39,6 +39,7 @@ RAN = "import pathlib\npathlib.Path({!r}).touch()\n"
     "text",
     ["raise RuntimeError('no')", "import no_such_module_anywhere", "from .k import *\n1 / 0"],
 )
+@pytest.mark.long
 def test_an_init_that_no_kernel_needs_is_not_run(package, tmp_path, text):
     ran = tmp_path / "ran"
     init = f"{RAN.format(str(ran))}import away_from_here\n{text}\n"
@@ -54,8 +55,9 @@ def test_an_init_that_no_kernel_needs_is_not_run(package, tmp_path, text):
     [
         "from . import VALUE", "from own_package import VALUE", "import own_package\nVALUE = own_package.VALUE",
         "from . import other\nVALUE = other.VALUE", "from .other import *", "from own_package import other as o\nVALUE = o.VALUE",
-        "from .deeper.most import VALUE", "from .deeper import most\nVALUE = most.VALUE",
-        "import own_package.deeper.most\nVALUE = own_package.deeper.most.VALUE",
+        "from .deeper.most import VALUE",
+        pytest.param("from .deeper import most\nVALUE = most.VALUE", marks=pytest.mark.long),
+        pytest.param("import own_package.deeper.most\nVALUE = own_package.deeper.most.VALUE", marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_a_name_comes_from_where_an_import_finds_it(package, statement):
@@ -96,6 +98,7 @@ def test_a_class_over_torch_beside_a_kernel_is_not_made(package):
     assert package({"k.py": text + KERNEL})["VALUE"] == "2.0"
 
 
+@pytest.mark.long
 def test_a_value_of_torch_may_choose_a_constant(package):
     text = f"{HEAD}import torch\nVALUE = tl.constexpr(torch.iinfo(torch.int8).max)\n"
     assert package({"k.py": text + KERNEL})["VALUE"] == "127"
@@ -111,6 +114,7 @@ def test_a_value_of_torch_may_choose_a_constant(package):
         "try:\n    VALUE = elsewhere.V\nexcept BaseException:\n    VALUE = tl.constexpr(2)",
     ],
 )
+@pytest.mark.long
 def test_no_statement_hides_that_a_value_is_unknown(package, tmp_path, statement):
     (tmp_path / "elsewhere.py").write_text("V = 2\n")
     with pytest.raises(CompileError, match=r"comes from .*elsewhere\.py, which the cache key does"):
@@ -129,6 +133,7 @@ def test_a_function_of_tritons_may_be_chosen_by_any_module(package, tmp_path):
 
 
 @pytest.mark.parametrize("called", [False, True])
+@pytest.mark.long
 def test_what_jit_is_told_of_launches_alone_is_not_needed(package, tmp_path, called):
     (tmp_path / "elsewhere.py").write_text("V = ['x']\n")
     jit = "@triton.jit(do_not_specialize=V or [], do_not_specialize_on_alignment=V, debug=True)\n"
@@ -150,6 +155,7 @@ def test_what_jit_is_told_of_launches_alone_is_not_needed(package, tmp_path, cal
         ("D = []", "triton.jit(repr=lambda _, n=D.append(1): f'k{len(D)}', do_not_specialize=V)"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_what_else_a_decorator_says_must_be_known(package, tmp_path, text, decorator):
     (tmp_path / "elsewhere.py").write_text("V = []\n")
     text = f"{HEAD}from elsewhere import V\nVALUE = tl.constexpr(2.0)\n{text}\n"

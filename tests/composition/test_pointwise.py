@@ -124,6 +124,7 @@ def test_no_size_becomes_a_constant_that_is_none_in_torch():
         assert len(own.guards) <= len(torchs.guards)
 
 
+@pytest.mark.long
 def test_exports_with_dynamic_dimensions():
     class Module(torch.nn.Module):
         def forward(self, x, y, z):
@@ -463,6 +464,7 @@ def test_numbers_of_numpy_are_those_of_python():
         pointwise(lambda x: x * np.complex64(1))
 
 
+@pytest.mark.long
 def test_defaults_that_a_schema_has_not():
     @pointwise
     def limited(x, high: float = math.inf, low: float = -math.inf, by: float = 2):
@@ -535,6 +537,7 @@ def test_integers_that_torch_refuses(name, formula, error):
     assert function(x[:0]).numel() == 0
 
 
+@pytest.mark.long
 def test_integers_that_torch_takes():
     """Numbers that fit, arguments among them; and zeros that no element is divided by."""
     x = torch.tensor([1, -1], dtype=torch.int8)

@@ -135,6 +135,7 @@ def test_a_sum_of_any_order_passes(shift):
     assert note.endswith("16 wrong of 16 numbers")
 
 
+@pytest.mark.long
 def test_a_serial_sum_of_equal_terms_passes():
     def serial(k, x):
         total = x.new_zeros(())

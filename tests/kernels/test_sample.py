@@ -152,6 +152,7 @@ def chi_square(tokens, p):
 @pytest.mark.parametrize(
     "filters", [(1.0, 0, 1.0), (0.7, 20, 1.0), (1.5, 0, 0.8), (1.0, 30, 0.9)], ids=str
 )
+@pytest.mark.long
 def test_tokens_have_the_probabilities_of_the_kept(device, filters):
     row = 2 * torch.randn(100, generator=torch.Generator().manual_seed(1))
     order, count, most, p = sorted_set(row, *filters)
@@ -197,6 +198,7 @@ def test_numbers_of_rows_are_as_one_number_for_all(device):
 
 
 @each_device
+@pytest.mark.long
 def test_a_seed_for_each_row_goes_with_the_row(device):
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(2)).to(device)
     seed, offset = torch.arange(5, device=device), torch.arange(5, device=device) * 7
@@ -209,6 +211,7 @@ def test_a_seed_for_each_row_goes_with_the_row(device):
 
 
 @each_device
+@pytest.mark.long
 def test_rows_may_lie_anywhere(device):
     wide = torch.randn(4, 1003, generator=torch.Generator().manual_seed(3)).to(device)
     for x in (wide[:, 1:-1], wide.T.contiguous().T, wide[::2], wide[1:2], wide[:1].expand(3, -1)):

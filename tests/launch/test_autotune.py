@@ -419,6 +419,7 @@ def test_tuning_finds_what_to_reset_and_what_to_restore(source, monkeypatch):
     assert out.tolist() == x.tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_many_configurations_compile_at_once(source, monkeypatch):
     source.paths[0].write_text(TEXT.replace("[64, 128]", "[32 * n for n in range(1, 9)]"))
     together, compiled, started = threading.Barrier(2), [], []

@@ -124,6 +124,7 @@ MORE = [
         *(pytest.param(*case, marks=pytest.mark.long) for case in MORE),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_what_follows_from_more_is_imported_in_each_process(package, asked, before, after, kept):
     (package.parents[1] / "strangers.py").touch()
     (package / "kernels.py").write_text(KERNELS.replace(before, after, 1))

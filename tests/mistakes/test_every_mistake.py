@@ -183,6 +183,7 @@ def prewarmed(tmp_path_factory):
 
 @needs_nvrtc
 @named(PREWARMED)
+@pytest.mark.long
 def test_a_mistake_that_prewarm_meets(mistake, prewarmed):
     folder, code, rows = prewarmed
     failed = [

@@ -44,6 +44,7 @@ def check(function, *tensors):
 
 
 @pytest.mark.common_cache
+@pytest.mark.long
 def test_norms_whose_gradients_are_partly_none():
     ops = jitkern.ops
     check(ops.rms_norm, X, W)

@@ -51,6 +51,7 @@ def test_what_was_built_is_pushed_signed_and_what_was_found_too(cli, url, tmp_pa
     assert line.split()[1] in signed["value"]
 
 
+@pytest.mark.long
 def test_without_a_key_it_says_who_will_use_what_is_pushed(cli, url):
     code, _, err = cli("prewarm", *CALL, "--push", url)
     assert code == 0 and "is not signed" in err and "trusted_remotes" in err

@@ -85,14 +85,14 @@ def test_the_total_stays_when_a_launch_is_refused(package):
     [
         ("k.f(out, x, grid=1, block=32)", "takes 3 arguments (float* out, const float* x, long long n), got 2"),
         ("k.f(out, 2, x.numel(), grid=1, block=32)", "argument 2 (`const float* x`) must be a tensor, got int `2`; it takes (float* out, const "),
-        ("k.f(out, x.half(), 3, grid=1, block=32)", "argument 2 (`const float* x`) must be a float32 tensor"),
-        ("k.f(out, x, x.numel(), block=32)", "`grid` must be one to three sizes, got None"),
-        ("k.f(out, x, x.numel(), grid=1)", "`block` must be one to three sizes, got None"),
+        pytest.param("k.f(out, x.half(), 3, grid=1, block=32)", "argument 2 (`const float* x`) must be a float32 tensor", marks=pytest.mark.long),
+        pytest.param("k.f(out, x, x.numel(), block=32)", "`grid` must be one to three sizes, got None", marks=pytest.mark.long),
+        pytest.param("k.f(out, x, x.numel(), grid=1)", "`block` must be one to three sizes, got None", marks=pytest.mark.long),
         ("k.f(out, x, 1, grid=1, block=2048)", "block=2048 has 2048 threads, and no GPU takes more"),
-        ("k.f(out, x, 1, grid=1, block=(32, 64))", "block=(32, 64) has 2048 threads"),
+        pytest.param("k.f(out, x, 1, grid=1, block=(32, 64))", "block=(32, 64) has 2048 threads", marks=pytest.mark.long),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_a_launch_that_cannot_work_fails_with_its_line(package, launch, says, jobs):
     package.write(launch)
     code, reasons = package.prewarm("--target", H100, "--jobs", jobs)
@@ -141,6 +141,7 @@ def test_what_a_launch_function_raises_is_told_with_its_line(package, statement,
 
 @needs_nvrtc
 @pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
+@pytest.mark.long
 def test_a_misspelt_kernel_is_told_which_there_are(package, template):
     package.write(f"k.g{template}(out, x, 1, grid=1, block=32)")
     code, (reason,) = package.prewarm("--target", H100)
@@ -163,6 +164,7 @@ def test_a_function_that_is_no_kernel_is_named(package, jobs, template):
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.long
 def test_any_error_of_a_build_is_a_failed_row(package, compiler, jobs):
     package.write()
 

@@ -139,6 +139,7 @@ ACTS = "import triton\n\n@triton.jit\ndef twice(x):\n    return 2 * x\n"
 
 
 @needs_triton
+@pytest.mark.long
 def test_constexprs_are_all_that_triton_takes(tmp_path, monkeypatch):
     package = tmp_path / "constlib"
     package.mkdir()
@@ -599,6 +600,7 @@ FORMS = ["scale", "scale wrap", "scale name wrap", "tuned", "tuned wrap"]
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # Torch warns where it has no device to compile for
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.long
 def test_torch_takes_a_kernel_for_a_triton_function(twice, form, monkeypatch):
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda *_, **__: True)  # without a device
     graphs = []

@@ -182,7 +182,9 @@ TRANSFORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "warm", [pytest.param(False, marks=pytest.mark.long), True], ids=["cold", "warm"]
+)
 @pytest.mark.parametrize(("transform", "expected"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
 def test_transforms_give_right_results(square, transform, expected, warm):
     op = square()
