@@ -190,6 +190,7 @@ def op_text(package, name, *samples):
 GOOD = "yield torch.ones(3, device=device)"
 
 
+@pytest.mark.long
 def test_an_op_without_samples_is_a_miss(cli, package):
     package("unsampled", kernel=op_text("unsampled", "none", "return ()")
             + op_text("unsampled", "elsewhere", f'if device == "cpu": {GOOD}')
@@ -285,6 +286,7 @@ def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
     assert "hidden_ops::f" in cli("list", "hidden.elsewhere")[1]
 
 
+@pytest.mark.long
 def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler, tmp_path):
     package(
         "mixed",

@@ -53,11 +53,13 @@ def test_an_init_that_no_kernel_needs_is_not_run(package, tmp_path, text):
 @pytest.mark.parametrize(
     "statement",
     [
-        "from . import VALUE", "from own_package import VALUE", "import own_package\nVALUE = own_package.VALUE",
-        "from . import other\nVALUE = other.VALUE", "from .other import *", "from own_package import other as o\nVALUE = o.VALUE",
-        "from .deeper.most import VALUE",
-        pytest.param("from .deeper import most\nVALUE = most.VALUE", marks=pytest.mark.long),
-        pytest.param("import own_package.deeper.most\nVALUE = own_package.deeper.most.VALUE", marks=pytest.mark.long),
+        "from . import VALUE", "from own_package import VALUE", "from . import other\nVALUE = other.VALUE",
+        *(pytest.param(text, marks=pytest.mark.long) for text in (
+            "import own_package\nVALUE = own_package.VALUE", "from .other import *",
+            "from own_package import other as o\nVALUE = o.VALUE", "from .deeper.most import VALUE",
+            "from .deeper import most\nVALUE = most.VALUE",
+            "import own_package.deeper.most\nVALUE = own_package.deeper.most.VALUE",
+        )),
     ],
 )  # fmt: skip
 def test_a_name_comes_from_where_an_import_finds_it(package, statement):

@@ -29,7 +29,7 @@ from jitkern.target import this_platform
 ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
 COMPILE_MUCH = ("DESCRIPTION.md", "author_guide.md", "pointwise.md")
 PREWARM = ("author_guide.md", "cache.md", "launch_functions.md")  # the node of recorder.cpp, too
-QUICK = ("README.md", "command_line.md", "install.md", "settings.md")
+QUICK = ("README.md", "install.md")
 
 
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:

@@ -64,6 +64,7 @@ def test_at_the_ends(dtype, native):
 @pytest.mark.parametrize(
     ("number", "level"), [("float", 1), ("float", 3), ("double", 3), ("float", 4), ("double", 4)]
 )
+@pytest.mark.long
 def test_gcc_vectorizes_it(number, level, tmp_path):
     compiler = config.current().cxx
     version = subprocess.check_output([compiler, "--version"], text=True)

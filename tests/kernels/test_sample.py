@@ -222,6 +222,7 @@ def test_rows_may_lie_anywhere(device):
 
 
 @each_device
+@pytest.mark.long
 def test_calls_are_served_from_c(device):
     x = torch.randn(3, 500, device=device)
     served(ops.sample, x, *state(device), 1.0, 40, 0.9, device=device)
@@ -229,6 +230,7 @@ def test_calls_are_served_from_c(device):
 
 
 @each_device
+@pytest.mark.long
 def test_vmap_draws_as_a_loop_does(device):
     x = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(4)).to(device)
     seed, offset = state(device)

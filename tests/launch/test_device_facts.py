@@ -156,6 +156,7 @@ def test_prewarm_takes_the_branch_of_the_device_that_it_is_for(tmp_path):
         assert ([v.function for v in unit.variants], problems) == ([function], [])
 
 
+@pytest.mark.long
 def test_every_fact_is_known_for_every_target(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     for arch in ("sm_70", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_999"):

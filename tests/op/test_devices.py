@@ -45,7 +45,13 @@ def fake(mode, tensor, device):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, id=op.name, marks=pytest.mark.long if at % 4 else ())
+        for at, op in enumerate(SHIPPED)
+    ],
+)
 def test_each_tensor_of_a_shipped_op_must_be_on_its_device(op):
     """Meta tensors, fake tensors of other devices, and fake tensors beside real ones."""
     args = max(op.sample_inputs("cpu"), key=lambda args: len(_pytree.tree_leaves(args)))

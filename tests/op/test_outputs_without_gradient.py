@@ -126,6 +126,7 @@ def test_transforms_agree(squared):
     assert torch.func.grad(lambda x: squared(x)[1].sum())(x).equal(torch.zeros_like(x))
 
 
+@pytest.mark.long
 def test_a_reference_gives_it_no_gradient_either(declare):
     op = declare(nondifferentiable="twice", fusible=True, backward=lambda grad, x: grad * 2 * x)
     x = leaf()

@@ -197,6 +197,7 @@ def test_what_has_changed_is_noticed(change, anew, cli, package, cache_dir, tmp_
     assert (code, found["built"]) == (0, anew), err
 
 
+@pytest.mark.long
 def test_what_is_skipped_or_failed_is_tried_again(cli, compiler):
     compiler.fail = True
     for _ in range(2):

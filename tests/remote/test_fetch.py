@@ -263,6 +263,7 @@ def test_prewarm_takes_what_a_remote_has(filled, variant, target, compiler):
     assert not compiler.compiles
 
 
+@pytest.mark.long
 def test_a_busy_server_is_waited_for_within_the_budget(filled, compiler, variant, target):
     answers, answer = itertools.count(), static(filled[0])
 

@@ -101,6 +101,7 @@ def test_a_server_that_misbehaves_is_unavailable_in_bounded_time(answer):
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n"),
     ],
 )
+@pytest.mark.long
 def test_no_thread_reads_heads_or_trailers_for_ever(flood):
     """Nobody waits for it any more, but it would take processor time for the life of the process."""
     ended = threading.Event()

@@ -34,6 +34,7 @@ def test_every_kernel_is_right_and_passes_opcheck(op, device):
     assert all(row.ok for row in mine), mine
 
 
+@pytest.mark.long
 @each_device
 @each_op
 def test_compile_makes_one_graph(op, device):
