@@ -57,6 +57,7 @@ def warm():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="patterns are counted in re._compiler")
+@pytest.mark.long
 def test_a_warm_process_imports_no_more_than_it_needs(warm):
     assert not set(warm["import"]) & {*OF_A_MISS, *OF_A_CALL, *OF_AN_OP}
     assert not set(warm["call"]) & set(OF_A_MISS)

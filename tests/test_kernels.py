@@ -29,9 +29,7 @@ ROUNDINGS = 4
 OF_LONG_SUMS = ("jitkern::block_sparse_attention_backward",)
 
 # One of each kind, which each commit checks with Torch's own tools; the others are long.
-OF_EACH_KIND = (
-    "muladd", "softmax", "cross_entropy", "topk", "sample",
-)  # fmt: skip
+OF_EACH_KIND = ("muladd", "cross_entropy", "topk", "sample")
 
 
 def by_kind(ops):

@@ -140,6 +140,7 @@ def test_a_report_that_cannot_be_written_starts_nothing(run, folder):
     assert not (folder / "started").exists()
 
 
+@pytest.mark.long
 def test_a_script_without_a_first_line_is_run_by_a_shell(run, folder):
     (folder / "plain").write_text("exit 4\n")
     (folder / "plain").chmod(0o755)
@@ -254,6 +255,7 @@ def test_a_signal_reaches_the_command_once(folder, run, cache_dir):
     assert [*cache_dir.glob("v1/*/run.tvm_ffi*")]
 
 
+@pytest.mark.long
 def test_a_killed_run_takes_its_command_along(folder, run, cache_dir):
     (folder / "waits.py").write_text(
         PROGRAM + "\nimport os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
@@ -308,6 +310,7 @@ def test_warn_tells_the_stack_and_lets_it_compile(run, folder):
     assert "calls.py:2" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_compiler_that_a_shell_starts_is_counted(run, folder):
     command = ("sh", "-c", "cc --version > /dev/null && cc -c answer.c")
     assert "cc 1 (" in run(command=command).stderr

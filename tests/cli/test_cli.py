@@ -217,6 +217,7 @@ def test_an_op_without_a_kernel_for_the_targets_is_told(cli, package, tmp_path):
     assert "elsewhere::f: their kernels are for cuda: add e.g. --target cuda-sm_90-cu130-" in err
 
 
+@pytest.mark.long
 def test_a_package_that_raises_is_left_out_and_the_rest_is_built(cli, package):
     package("raising", __init__="raise RuntimeError('boom')")
     package("exiting", __init__="raise SystemExit(0)")

@@ -721,7 +721,7 @@ def test_transforms(device):
 
 
 @on_each_device
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.long), True])
 def test_compiles_to_one_graph(device, dynamic):
     fresh = square >> bias >> square  # its op is declared while Dynamo looks
     x, b = randn(5, 7, device=device).requires_grad_(), randn(7, device=device)

@@ -323,6 +323,7 @@ def checked(op, launch, **options):
     return next(iter(check.checks_of(mine, ["cpu"])))
 
 
+@pytest.mark.long
 def test_check_finds_a_kernel_that_reads_other_elements(op):
     def asks_in_vain(k, x, w):
         x.stride(), w.stride()

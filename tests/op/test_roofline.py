@@ -118,7 +118,11 @@ IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their cac
 
 
 @pytest.mark.parametrize(
-    "op", [op for op in SHIPPED if op.__name__ not in IN_PAGES], ids=lambda op: op.__name__
+    "op",
+    [
+        pytest.param(op, id=op.__name__, marks=pytest.mark.long if at % 4 else ())
+        for at, op in enumerate(op for op in SHIPPED if op.__name__ not in IN_PAGES)
+    ],
 )
 def test_shipped_ops_move_arguments_and_results_once(op):
     for args in op.sample_inputs("cpu"):

@@ -346,7 +346,13 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("make", MADE, ids=map(str, range(len(MADE))))
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=str(at), marks=pytest.mark.long if at % 4 else ())
+        for at, make in enumerate(MADE)
+    ],
+)
 def test_shapes_alone_are_those_of_torch(make):
     def described():
         try:

@@ -88,7 +88,7 @@ def test_the_total_stays_when_a_launch_is_refused(package):
         pytest.param("k.f(out, x.half(), 3, grid=1, block=32)", "argument 2 (`const float* x`) must be a float32 tensor", marks=pytest.mark.long),
         pytest.param("k.f(out, x, x.numel(), block=32)", "`grid` must be one to three sizes, got None", marks=pytest.mark.long),
         pytest.param("k.f(out, x, x.numel(), grid=1)", "`block` must be one to three sizes, got None", marks=pytest.mark.long),
-        ("k.f(out, x, 1, grid=1, block=2048)", "block=2048 has 2048 threads, and no GPU takes more"),
+        pytest.param("k.f(out, x, 1, grid=1, block=2048)", "block=2048 has 2048 threads, and no GPU takes more", marks=pytest.mark.long),
         pytest.param("k.f(out, x, 1, grid=1, block=(32, 64))", "block=(32, 64) has 2048 threads", marks=pytest.mark.long),
     ],
 )  # fmt: skip
