@@ -11,7 +11,7 @@ from jitkern.errors import CompileError, TargetError
 from jitkern.target import Target
 
 # What NVRTC says.
-UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
+UNKNOWN_OPTION = r"unrecognized option (.+) found|annotation on lambda"
 UNDEFINED = r'identifier "(\w+)" is undefined'
 
 

@@ -19,7 +19,7 @@ _UNRESOLVED = r"Unresolved extern function '(\w+)'"
 def hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
     """A hint for NVRTC's error if there is no nvcc, or ""."""
     if unknown := re.search(UNKNOWN_OPTION, output):
-        flag = unknown.group(1) or unknown.group(2)
+        flag = unknown.group(1) or "--extended-lambda"
         return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
     advice = remedy(variant, target, text, output)
     if missing_header(output) and not _wheel(output, target):
