@@ -223,10 +223,10 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
 
     private: the names of the product. A name that the test has itself is its own.
     """
-    private = private - _stored(tree) - _OF_OTHERS
+    others = private - _stored(tree) - _OF_OTHERS
     for node in ast.walk(tree):
         met: list[str] = []
-        if isinstance(node, ast.Attribute) and node.attr in private:
+        if isinstance(node, ast.Attribute) and node.attr in others:
             root = ast.unparse(node).partition(".")[0]
             met = [] if root in ("self", "cls", "torch") else [node.attr]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jitkern"):
@@ -237,7 +237,7 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
         elif isinstance(node, ast.Constant) and re.search("(from|import) jitkern", str(node.value)):
             with contextlib.suppress(SyntaxError):  # the text of a child process
                 yield from privates_met(ast.parse(textwrap.dedent(node.value)), private)
-        if private & {*met}:
+        if others & {*met}:
             yield ast.unparse(node)
 
 
