@@ -53,6 +53,14 @@ def target_of(arch: str) -> str:
     return f"cuda-{arch}-cu{major}{minor}-torch{short_version(torch.__version__)}"
 
 
+def one_in_four(cases: Iterable[Any], name: Callable[[Any], str] = str) -> list[Any]:
+    """Parameters of a test of like cases, three of four of which are long."""
+    return [
+        pytest.param(case, id=name(case), marks=pytest.mark.long if at % 4 else ())
+        for at, case in enumerate(cases)
+    ]
+
+
 H100 = target_of("sm_90")
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"

@@ -10,8 +10,6 @@ from jitkern import jit
 from jitkern.runtime import binding
 from jitkern.target import Target
 
-pytestmark = pytest.mark.common_cache
-
 CHILD = """
 import json, re, sys
 import torch

@@ -33,9 +33,11 @@ OF_EACH_KIND = ("muladd", "cross_entropy", "topk", "sample")
 
 
 def by_kind(ops):
-    marks = {op: () if op.name[9:] in OF_EACH_KIND else pytest.mark.long for op in ops}
+    def marks(op):
+        return () if op.name[9:] in OF_EACH_KIND else pytest.mark.long
+
     return pytest.mark.parametrize(
-        "op", [pytest.param(op, id=op.name, marks=marks[op]) for op in ops]
+        "op", [pytest.param(op, id=op.name, marks=marks(op)) for op in ops]
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import served
+from helpers import one_in_four, served
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
@@ -45,13 +45,7 @@ def fake(mode, tensor, device):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        pytest.param(op, id=op.name, marks=pytest.mark.long if at % 4 else ())
-        for at, op in enumerate(SHIPPED)
-    ],
-)
+@pytest.mark.parametrize("op", one_in_four(SHIPPED, lambda op: op.name))
 def test_each_tensor_of_a_shipped_op_must_be_on_its_device(op):
     """Meta tensors, fake tensors of other devices, and fake tensors beside real ones."""
     args = max(op.sample_inputs("cpu"), key=lambda args: len(_pytree.tree_leaves(args)))

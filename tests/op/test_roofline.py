@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import H100, declared, needs_nvrtc
+from helpers import H100, declared, needs_nvrtc, one_in_four
 
 import jitkern
 from jitkern import jit
@@ -119,10 +119,7 @@ IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their cac
 
 @pytest.mark.parametrize(
     "op",
-    [
-        pytest.param(op, id=op.__name__, marks=pytest.mark.long if at % 4 else ())
-        for at, op in enumerate(op for op in SHIPPED if op.__name__ not in IN_PAGES)
-    ],
+    one_in_four((op for op in SHIPPED if op.__name__ not in IN_PAGES), lambda op: op.__name__),
 )
 def test_shipped_ops_move_arguments_and_results_once(op):
     for args in op.sample_inputs("cpu"):
