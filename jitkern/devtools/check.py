@@ -36,6 +36,7 @@ _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
 _REFUSALS = (RuntimeError, LaunchError, NotImplementedError, TypeError, ValueError)
 _AFTER_FAILED = "not tried after a failed check"
+_FAILED = re.compile(r"opcheck\(op, \.\.\.\): (\w+ failed with )")
 _MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
 
 
@@ -492,7 +493,8 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
             if op.gradient:
                 torch.library.opcheck(op.overload, leaves(op, args), kwargs)
         except Exception as e:
-            text = str(e).removeprefix("opcheck(op, ...): ").partition(" (scroll up for stack")[0]
+            test = _FAILED.match(str(e))
+            text = f"{test[1] if test else ''}{_told_with_line(op, e.__cause__ or e)}"
             text = _MUTATED.sub(r"\g<0>: write `Tensor(a!) \1` in the schema, or copy it", text)
             raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1

@@ -259,6 +259,15 @@ def test_without_a_compiler_nothing_is_checked():
     assert rows["opcheck"].note.startswith("no kernel ran: ")
 
 
+def test_an_error_of_a_backward_is_told_with_its_line():
+    def backward(grad):
+        return {}["slope"]
+
+    row = rows_of(one_wrong(1), X, backward=backward)["opcheck"]
+    line = backward.__code__.co_firstlineno + 1
+    assert f"failed with {__file__}:{line}: KeyError: 'slope'" in row.note
+
+
 def test_a_changed_argument_has_a_remedy_and_no_gradient():
     def changing(k, x):
         out = 2 * x
