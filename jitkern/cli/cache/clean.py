@@ -9,7 +9,7 @@ from pathlib import Path
 from jitkern import adopt, cache_tools, config
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, duration, named, opened, size, wanted
-from jitkern.cli.output import agreed, print_json
+from jitkern.cli.output import agreed, on_screen, print_json
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -67,8 +67,9 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
     """Remove these entries (path, bytes), after the user agrees."""
     total = sum(size for _, size in going)
     what = f"{counted(len(going), 'entry')}, {human_bytes(total)}, of {config.current().cache_dir}"
+    shown, rest = on_screen(going, whole=args.json or args.level > 0)
     if args.dry_run:
-        print(f"would {verb} {what}", file=sys.stderr)
+        print(f"would {verb} {what}{rest}", file=sys.stderr)
     elif going and not args.yes and (refused := agreed(f"{verb} {what}")):
         return refused
     paths = [path for path, _ in going]
@@ -83,5 +84,5 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
     if args.json:
         print_json(removed=[*map(str, paths)], bytes=total, dry_run=args.dry_run)
     elif args.dry_run:
-        print(*paths, sep="\n", end="\n" if paths else "")
+        print(*(f"{path}\n" for path, _ in shown), sep="", end="")
     return 0
