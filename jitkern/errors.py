@@ -191,6 +191,13 @@ def meant(name: str, names: Iterable[str]) -> str:
     return near and f"; did you mean {near}?"
 
 
+def meant_op(name: str, ops: Iterable[str]) -> str:
+    """The same about a name that none of these ops has, with the namespace or without."""
+    known = {n: op for op in ops for n in (op, op.partition("::")[2])}
+    near = known.get(nearest(name, known), "")
+    return near and f"; did you mean {near if '::' in name else near.removeprefix('jitkern::')}?"
+
+
 def told(text: str, op: str, place: str = "") -> str:
     """A message with the op and the line at fault, if it lacks them."""
     named = text if op in text else f"{op}: {text}"

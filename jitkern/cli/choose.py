@@ -21,7 +21,7 @@ import jitkern
 from jitkern import calls, op as op_room, prewarming
 from jitkern.cli.output import say
 from jitkern.cli.parser import UsageError
-from jitkern.errors import DeclarationError, error_line, meant, then
+from jitkern.errors import DeclarationError, error_line, meant, meant_op, then
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
@@ -116,7 +116,7 @@ def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list
 
 def _misnamed(name: str, ops: list[Op], fitting: int) -> str:
     """Return how many ops fit a name, with the near one, or else the chosen ones, if few."""
-    near = "" if fitting else op_room.all_ops.meant_op(name, [op.name for op in ops])
+    near = "" if fitting else meant_op(name, [op.name for op in ops])
     known = [op.name.removeprefix("jitkern::") for op in ops]
     few = f", which are {', '.join(known)}" if not near and len(known) <= _MOST else ""
     return f"{fitting} of the chosen ops fit{few}{near}"
@@ -168,7 +168,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 broken[name] = _leave_out(name, e)
                 ops = op_room.all_ops.ops_named(name)
         if not ops and name not in broken:
-            near = _of_path(name) or op_room.all_ops.meant_op(name) or meant(name, _beside(name))
+            near = _of_path(name) or meant_op(name, op_room.op.OPS) or meant(name, _beside(name))
             unknown = f"`{name}` is not an op, a namespace or a package with kernels{near}"
             raise UnknownOp(
                 then(unknown, "`jitkern list` prints all")

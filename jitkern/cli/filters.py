@@ -10,7 +10,7 @@ from jitkern import cache_tools, config
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import EntryFilter
 from jitkern.cli.parser import UsageError
-from jitkern.errors import CacheError, meant
+from jitkern.errors import CacheError, meant, meant_op
 
 KINDS = (
     "nvrtc", "triton", "cc", "extension", "object", "runtime", "run", "call", "choice",
@@ -63,16 +63,17 @@ def named(args: argparse.Namespace, chosen: list[T]) -> list[T]:
     for field, name in names:
         wanted = EntryFilter(**{field: name})
         if "*" not in name and not cache_tools.rows(opened(), wanted, verify="none"):
-            known = {n for row in every for n in (row.op, row.op.removeprefix("jitkern::"))}
-            known |= {f"{row.op.partition('::')[0]}::*" for row in every}
-            if field != "op":
-                known = {getattr(row, field) for row in every}
+            known = {getattr(row, field) for row in every}
+            near = ""
+            if field == "op":
+                spaces = {f"{op.partition('::')[0]}::*" for op in known if "::" not in name}
+                near = meant(name, spaces) or meant_op(name, known)
             if field == "target":  # and what it may leave out
                 parts = [target.split("-")[start:] for target in known for start in (0, 1)]
                 known = {"-".join(some[:end]) for some in parts for end in range(1, len(some) + 1)}
             raise UsageError(
                 f"no entry of {config.current().cache_dir} has the {field} `{name}`"
-                + meant(name, known)
+                + (near or meant(name, known))
             )
     return chosen
 

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from jitkern import (
     mega_cache,  # noqa: F401  registers itself: an import of ops can load a mega-cache
     op as op_room,
 )
-from jitkern.errors import DeclarationError, nearest
+from jitkern.errors import DeclarationError, meant_op
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -55,14 +55,6 @@ def op_of(op: Any) -> Op:
     return declared
 
 
-def meant_op(name: str, ops: Iterable[str] = ()) -> str:
-    """The end of a message about a name that no op has, or none of these; see `errors.meant`."""
-    known = {n: op for op in ops or op_room.op.OPS for n in (op, op.partition("::")[2])}
-    near = nearest(name, known)
-    shown = known.get(near, "") if "::" in name else known.get(near, "").removeprefix("jitkern::")
-    return near and f"; did you mean {shown}?"
-
-
 def attach(
     module: str, package: str, namespace: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -86,7 +78,7 @@ def attach(
     def attribute(name: str) -> Op:
         op = None if name.startswith("__") else found(name)
         if op is None:
-            near = "" if name.startswith("__") else meant_op(name)
+            near = "" if name.startswith("__") else meant_op(name, op_room.op.OPS)
             raise AttributeError(f"module `{module}` has no op `{name}`{near}")
         vars(sys.modules[module])[name] = op
         return op

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from jitkern import config, prewarming
 from jitkern.compilers import parallelism
-from jitkern.errors import DeclarationError, SettingError
-from jitkern.op.all_ops import all_ops, meant_op, op_of, ops_named
+from jitkern.errors import DeclarationError, SettingError, meant_op
+from jitkern.op.all_ops import all_ops, op_of, ops_named
 from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.op_calls import OpCalls, read_recording, recorded_calls
@@ -111,7 +111,7 @@ def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
             matches = ops_named(item)
             if not matches:
                 raise DeclarationError(
-                    f"`{item}` is not a declared op or namespace{meant_op(item)}; "
+                    f"`{item}` is not a declared op or namespace{meant_op(item, all_ops())}; "
                     "import its module first. `jitkern list` prints those that are installed"
                 )
             chosen.update({op.name: OpCalls(op) for op in matches})
