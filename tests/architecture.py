@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1514,
+    "beside": 1521,
     "files": 430,
     "config": 1012,
     "cache": 1888,
@@ -42,15 +42,15 @@ BUDGETS = {
     "launch": 3285,
     "trace": 2802,
     "runtime": 3260,
-    "op": 2970,
+    "op": 2962,
     "raw": 715,
     "dropin": 566,
     "composition": 4086,
     "prewarming": 1836,
-    "devtools": 1120,
+    "devtools": 1122,
     "inference": 32,
     "service": 1566,
-    "cli": 3616,
+    "cli": 3618,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

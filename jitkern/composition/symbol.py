@@ -36,7 +36,7 @@ randint_like randn_like random rrelu uniform
 """
 _WRITE_WHERE = (
     "a pointwise function runs once, on symbols, and cannot choose by a value: write "
-    "torch.where(condition, a, b), torch.maximum(a, b), or `&`, `|` and `~` of conditions"
+    "torch.where(condition, a, b), torch.maximum(a, b) for max(), or `&`, `|`, `~` of conditions"
 )
 _WRITE_TORCH = (
     "the value is not known when a pointwise function runs: write torch.exp(x), torch.sqrt(x) and "
@@ -212,8 +212,8 @@ def _function(name: str, what: str) -> Callable[..., Any]:
         return FUNCTIONS[name]
     if name in _OF_TENSORS.split():
         raise TypeError(
-            f"x.{name} in a pointwise function: a pointwise function sees one element at a time, "
-            "for every dtype, shape and device, and there are no reductions"
+            f"x.{name}: a pointwise function sees one element at a time, for every dtype, shape "
+            "and device. Pass what depends on these as an argument; reduce in a kernel of its own"
         )
     plain = name.removesuffix("_")
     if plain in _RANDOM.split():

@@ -750,7 +750,7 @@ def test_python_cannot_choose_by_a_value():
     with pytest.raises(TypeError, match=r"no method `matmul`; it knows abs, "):
         pointwise(lambda x: x.matmul(x))
     for reduced in (lambda x: x - x.max(), lambda x: torch.sum(x, 0), lambda x: F.softmax(x, -1)):
-        with pytest.raises(TypeError, match="one element at a time, .*there are no reductions$"):
+        with pytest.raises(TypeError, match="one element at a time, .*reduce in a kernel of its "):
             pointwise(reduced)
     for product in (lambda x: x @ x, lambda x: 2 @ x):
         with pytest.raises(TypeError, match="`x`: .* there are no products of matrices$"):
