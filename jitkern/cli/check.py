@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         progress.clear()
         if what == "broken":
             broken.update(value)
-        elif what == "begun":
+        elif what != "row":
             progress.show(f"checking {' '.join(filter(None, OpCheck(*value)[:4]))}")
         else:
             checks.append(check := OpCheck(*value))
@@ -84,13 +84,16 @@ def _check(what: list[str], seen: Container[str], tell: Tell) -> None:
     """Check the ops that are not `seen`, and tell of the broken packages and of each row."""
     import torch
 
+    def begin(row: OpCheck) -> None:
+        tell("call" if row.note else "begun", row)
+
     chosen = choose_ops(what)
     tell("broken", chosen.broken)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     for op in chosen.ops:
         if op.name in seen or op.module not in sys.modules:  # it failed in the midst of its import
             continue
-        for row in devtools.check.checks_of(op, devices, lambda row: tell("begun", row)):
+        for row in devtools.check.checks_of(op, devices, begin):
             tell("row", row)
 
 
@@ -114,9 +117,9 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
             for last, value in map(json.loads, pipe):
                 if last != "ended":
                     tell(last, value)
-                if last in ("begun", "row"):
+                if last in ("begun", "call", "row"):
                     seen.add(value[0])
-                    begun = value if last == "begun" else []
+                    begun = value if last != "row" else []
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if last == "ended":
             return
@@ -130,7 +133,8 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
         elif code < 0:
             name = signal.Signals(-code).name
             how = f"it ended its process by {name}{_CAUSES.get(name, '')}"
-        tell("row", [*begun[:4], False, how])
+        tell("row", [*begun[:4], False, f"{begun[5]}: {how}" if begun[5] else how])
+        tell("row", [*begun[:2], "", "others", None, "not tried after a check that did not end"])
 
 
 def _check_as_child(what: list[str], timeout: int, seen: Container[str], writer: int) -> NoReturn:
@@ -142,7 +146,8 @@ def _check_as_child(what: list[str], timeout: int, seen: Container[str], writer:
     with open(writer, "w") as pipe:
 
         def tell(*told: Any) -> None:
-            signal.alarm(timeout if told[0] == "begun" else 0)
+            if told[0] != "call":
+                signal.alarm(timeout if told[0] == "begun" else 0)
             print(json.dumps(told), file=pipe, flush=True)
 
         _check(what, seen, tell)

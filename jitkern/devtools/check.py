@@ -45,12 +45,16 @@ def checks_of(
 ) -> Iterator[OpCheck]:
     """Yield a check for each source of the op, and Torch's checks, on each of these devices.
 
-    begin: is called with each check that begins, as a row without a result.
+    begin: is called with each check that begins, as a row without a result, and with each of its
+    calls, as a note.
     """
 
     def row_of(device: str, kind: str, name: str, check: Callable[..., str], *rest: Any) -> OpCheck:
         begin(OpCheck(op.name, device, kind, name, None, ""))
         return _row(op, device, kind, name, check, *rest)
+
+    def call_of(device: str, kind: str) -> Callable[[str], object]:
+        return lambda what: begin(OpCheck(op.name, device, kind, "reference", None, what))
 
     for device, sources in op.sources.items():
         if not sources:
@@ -70,7 +74,9 @@ def checks_of(
             continue
         rows = []
         for source in sources:
-            row = row_of(device, source.kind, "reference", _reference, samples, device, source)
+            kind = source.kind
+            about = samples, device, source, call_of(device, kind)
+            row = row_of(device, kind, "reference", _reference, *about)
             rows.append(row)
             yield row
         untried = ""
@@ -149,7 +155,13 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
         op.backends[device].forget()
 
 
-def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: Source) -> str:
+def _reference(
+    op: Op,
+    samples: Sequence[tuple[Any, ...]],
+    device: str,
+    source: Source,
+    begin: Callable[[str], object],
+) -> str:
     """Compare a source with the reference, by its Python launcher and then by C.
 
     On the CPU its Python launcher runs once more, with guard bytes around its tensors. Then one
@@ -167,6 +179,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
         for again in (False, True):
             for number, (sample, wanted) in enumerate(zip(samples, expected), 1):
                 what = f"sample {number}"
+                begin(f"{what}, {_shapes(sample)}")
                 guarded = device == "cpu" and not again  # compute-sanitizer does it on a GPU
                 if guarded and not measured:  # what is written outside harms nobody yet
                     _guarded(op, device, what, sample, wanted)
@@ -174,6 +187,7 @@ def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: 
                 if guarded and measured:
                     _guarded(op, device, what, sample, wanted)
             for what, sample, wanted in layouts:
+                begin(f"{what}, {_shapes(sample)}")
                 try:
                     worst = compared(op, sample, wanted)
                 except (RuntimeError, ValueError, TypeError) as e:

@@ -371,7 +371,9 @@ def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     assert done.returncode == 1, done.stderr
     rows = {(c["op"], c["check"]): c for c in last_json(done.stdout)["checks"]}
     assert rows["crashing::bad", "reference"]["ok"] is False
-    assert "SIGSEGV" in rows["crashing::bad", "reference"]["note"]
+    note = rows["crashing::bad", "reference"]["note"]
+    assert note.startswith("sample 1, (float32[5]): ") and "SIGSEGV" in note
+    assert rows["crashing::bad", "others"]["ok"] is None
     assert rows["crashing::ends", "reference"]["ok"] is False
     assert "with the exit code 0" in rows["crashing::ends", "reference"]["note"]
     assert rows["crashing::exits", "reference"]["ok"] is False
@@ -424,7 +426,8 @@ def test_a_check_of_a_kernel_that_hangs_can_be_interrupted(tmp_path):
 def test_a_check_that_takes_too_long_fails(tmp_path):
     with checking_what_hangs(tmp_path, "--timeout", "20") as check:
         out, err = check.communicate()
-    assert "FAIL hanging::op      cpu  cc        reference\n     it took more than 20 s" in out, err
+    assert "FAIL hanging::op      cpu  cc        reference\n     sample 1, " in out, err
+    assert "it took more than 20 s" in out
     assert check.returncode == 1
 
 
