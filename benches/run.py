@@ -109,9 +109,7 @@ class Program:
         root = self.folder / copy
         variables = {"HOME": str(self.folder / "home")}
         for jit in JITS:
-            variables.update(
-                {name: str(root / jit.name / inner) for name, inner in jit.variables.items()}
-            )
+            variables.update(dict.fromkeys(jit.variables, str(root / jit.name)))
         return variables
 
     def _took(self, words: Sequence[str], variables: Mapping[str, str]) -> float:

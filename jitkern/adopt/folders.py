@@ -74,8 +74,7 @@ class Folder:
 
     def variables(self) -> dict[str, str]:
         """Return the environment that has the JIT use this folder."""
-        places = {name: str(self.path / inner) for name, inner in self.jit.variables.items()}
-        return {**places, **dict(self.jit.also)}
+        return {**dict.fromkeys(self.jit.variables, str(self.path)), **dict(self.jit.also)}
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the entries of all JITs for this target that are to be laid here."""
@@ -137,26 +136,20 @@ class Folder:
         return done
 
     def _fresh(self, files: Mapping[str, os.stat_result], state: dict[str, Any]) -> set[str]:
-        return {
-            path for path, status in files.items() if self._is_new(path, status, state["files"])
-        }
+        """Return the files that have other content than when they were laid or kept."""
+        fresh = set()
+        for path, status in files.items():
+            *stamp, sha256 = state["files"].get(path, ("",))
+            with contextlib.suppress(OSError):  # removed meanwhile
+                if stamp != _stamp(status) and (not sha256 or sha256 != digest(self.path / path)):
+                    fresh.add(path)
+        return fresh
 
     def _known(self) -> dict[str, Any]:
         """Return the state, without files if entries are gone: what they had is new again."""
         state = self._state()
         there = _there(self._cache, self._target, state["entries"])
         return state if there == state["entries"] else {"entries": there, "files": {}}
-
-    def _is_new(self, path: str, status: os.stat_result, known: Mapping[str, Any]) -> bool:
-        """Return whether a file has other content than when it was laid or kept."""
-        before = known.get(path)
-        if not before:
-            return True
-        if before[:2] == _stamp(status):
-            return False
-        with contextlib.suppress(OSError):
-            return bool(before[2] != digest(self.path / path))
-        return False
 
     def _publish(self, paths: list[str], state: dict[str, Any], done: Kept) -> Kept:
         stamps = {path: _stamp((self.path / path).lstat()) for path in paths}
@@ -253,8 +246,7 @@ def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
         return not eviction.used_lately(path)
 
     for use in eviction.victims(uses, idle, max_size=max_size or None, max_age=max_age):
-        atomic.delete(use.path.with_suffix(""))
-        atomic.delete(use.path)
+        _delete(use.path)
 
 
 def _there(cache: Cache, target: str, names: Iterable[str]) -> list[str]:
@@ -273,8 +265,12 @@ def forget(cache: Cache) -> None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             names = json.loads(path.read_bytes())["entries"]
             if names and not _there(cache, path.parent.name, names):
-                atomic.delete(path.with_suffix(""))
-                atomic.delete(path)
+                _delete(path)
+
+
+def _delete(state: Path) -> None:
+    atomic.delete(state.with_suffix(""))
+    atomic.delete(state)
 
 
 def _walk(

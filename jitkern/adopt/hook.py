@@ -128,7 +128,7 @@ def _begins(tool: str, what: str, where: str) -> None:
 
     Of compiles within a compile the outermost is told.
     """
-    message = events.begins(tool, what, where) if os.environ.get(events.MODE) else ""
+    message = events.begins(tool, what, where)
     if message and os.environ[events.MODE] == "frozen":
         raise CompileRefused(message)
     if message and not _compiling:
@@ -268,7 +268,7 @@ def _tell_of_frozen(build: Any) -> None:
     def not_cached(variant: Any, *rest: Any) -> Any:
         error = made(variant, *rest)
         if message := events.begins("jitkern", f"`{variant.op}`", _asked_at()):
-            error.args = (f"{message}\n{error}",)
+            error.args, error.command = (message,), ""
         return error
 
     build.not_cached = not_cached

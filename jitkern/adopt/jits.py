@@ -10,7 +10,7 @@ from __future__ import annotations
 class Jit:
     """A JIT with a cache on the disk.
 
-    variables: each variable that says where the cache is, and the folder in ours that it gets.
+    variables: those that say where the cache is.
     packages: distributions whose versions key the cache, beside Python and the machine.
     unit: how many leading folders of a path name what is only whole together; 0: each file is
         whole by itself. A unit is laid from one entry or not at all.
@@ -31,7 +31,7 @@ class Jit:
     also: tuple[tuple[str, str], ...] = ()
 
     def __init__(
-        self, name: str, variables: dict[str, str], packages: tuple[str, ...] = (), **rest: object
+        self, name: str, variables: tuple[str, ...], packages: tuple[str, ...] = (), **rest: object
     ) -> None:
         self.name = name
         self.variables = variables
@@ -42,46 +42,46 @@ class Jit:
 # What a build by ninja needs on its own machine alone: `build.ninja` has its paths.
 _BUILD = ("*.o", "*.o.d", "*.d", "build.ninja")
 JITS = (
-    Jit("jitkern", {}, compiles=("jitkern.jit.build:build",)),
-    Jit("triton", {"TRITON_CACHE_DIR": "."}, ("triton",), unit=1,
+    Jit("jitkern", (), compiles=("jitkern.jit.build:build",)),
+    Jit("triton", ("TRITON_CACHE_DIR",), ("triton",), unit=1,
         places=("~/.triton/cache",), compiles=("triton.compiler.compiler:ASTSource.make_ir",)),
-    Jit("inductor", {"TORCHINDUCTOR_CACHE_DIR": "."}, ("torch", "triton"), native=True,
+    Jit("inductor", ("TORCHINDUCTOR_CACHE_DIR",), ("torch", "triton"), native=True,
         skipped=("locks", "*.gch", "*.pch"), places=("/tmp/torchinductor_{user}",),  # noqa: S108
         compiles=("torch._inductor.compile_fx:fx_codegen_and_compile",)),
-    Jit("torch_extensions", {"TORCH_EXTENSIONS_DIR": "."}, ("torch",), unit=1, ninja=True,
+    Jit("torch_extensions", ("TORCH_EXTENSIONS_DIR",), ("torch",), unit=1, ninja=True,
         skipped=_BUILD, places=("~/.cache/torch_extensions/*",)),
-    Jit("flashinfer", {"FLASHINFER_WORKSPACE_BASE": "."},
+    Jit("flashinfer", ("FLASHINFER_WORKSPACE_BASE",),
         ("flashinfer-python", "torch", "apache-tvm-ffi"), unit=6, ninja=True,
         skipped=(*_BUILD, "*.log")),
-    Jit("deep_gemm", {"DG_JIT_CACHE_DIR": ".", "SGLANG_DG_CACHE_DIR": "."},
+    Jit("deep_gemm", ("DG_JIT_CACHE_DIR", "SGLANG_DG_CACHE_DIR"),
         ("deep-gemm", "torch"), unit=2, skipped=("tmp", "locks"), places=("~/.deep_gemm",)),
-    Jit("sglang", {"SGLANG_JIT_CACHE_DIR": "."}, ("sglang", "torch", "apache-tvm-ffi"), unit=3,
+    Jit("sglang", ("SGLANG_JIT_CACHE_DIR",), ("sglang", "torch", "apache-tvm-ffi"), unit=3,
         skipped=(".staging-*",), places=("~/.cache/sglang/jit",)),
-    Jit("tilelang", {"TILELANG_CACHE_DIR": "."}, ("tilelang", "torch"), unit=4,
+    Jit("tilelang", ("TILELANG_CACHE_DIR",), ("tilelang", "torch"), unit=4,
         skipped=(".staging",), places=("~/.tilelang/cache",)),
-    Jit("tvm_ffi", {"TVM_FFI_CACHE_DIR": "."}, ("apache-tvm-ffi",), unit=1, ninja=True,
+    Jit("tvm_ffi", ("TVM_FFI_CACHE_DIR",), ("apache-tvm-ffi",), unit=1, ninja=True,
         skipped=_BUILD, places=("~/.cache/tvm-ffi",)),
-    Jit("cute_dsl", {"CUTE_DSL_CACHE_DIR": "."}, ("nvidia-cutlass-dsl",)),
-    Jit("quack", {"QUACK_CACHE_DIR": "."}, ("quack-kernels", "nvidia-cutlass-dsl")),
-    Jit("flash_attention", {"FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "."},
+    Jit("cute_dsl", ("CUTE_DSL_CACHE_DIR",), ("nvidia-cutlass-dsl",)),
+    Jit("quack", ("QUACK_CACHE_DIR",), ("quack-kernels", "nvidia-cutlass-dsl")),
+    Jit("flash_attention", ("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",),
         ("flash-attn", "flash-attn-4", "nvidia-cutlass-dsl"),
         also=(("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1"),)),
-    Jit("cupy", {"CUPY_CACHE_DIR": "."}, ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
+    Jit("cupy", ("CUPY_CACHE_DIR",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
         places=("~/.cupy/kernel_cache",),
         compiles=("cupy.cuda.compiler:_compile_using_nvrtc_no_warning|compile_using_nvrtc",)),
-    Jit("numba", {"NUMBA_CACHE_DIR": "."}, ("numba", "llvmlite"), unit=1, native=True,
+    Jit("numba", ("NUMBA_CACHE_DIR",), ("numba", "llvmlite"), unit=1, native=True,
         compiles=("numba.core.dispatcher:_FunctionCompiler.compile",)),
-    Jit("warp", {"WARP_CACHE_PATH": "."}, ("warp-lang",), unit=2, native=True,
+    Jit("warp", ("WARP_CACHE_PATH",), ("warp-lang",), unit=2, native=True,
         places=("~/.cache/warp",),
         compiles=("warp._src.build:build_cpu", "warp._src.build:build_cuda")),
-    Jit("keops", {"KEOPS_CACHE_FOLDER": "."}, ("pykeops", "keopscore"), unit=1, native=True,
+    Jit("keops", ("KEOPS_CACHE_FOLDER",), ("pykeops", "keopscore"), unit=1, native=True,
         places=("~/.cache/keops*",)),
-    Jit("jax", {"JAX_COMPILATION_CACHE_DIR": "."}, ("jax", "jaxlib"), native=True,
+    Jit("jax", ("JAX_COMPILATION_CACHE_DIR",), ("jax", "jaxlib"), native=True,
         also=(("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
               ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
               ("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")),  # their path is in JAX's key
         compiles=("jax._src.compiler:backend_compile_and_load|backend_compile",)),
-    Jit("cuda_driver", {"CUDA_CACHE_PATH": "."}, driver=True, places=("~/.nv/ComputeCache",)),
+    Jit("cuda_driver", ("CUDA_CACHE_PATH",), driver=True, places=("~/.nv/ComputeCache",)),
 )  # fmt: skip
 SKIPPED = ("*.lock", "lock", "*.tmp", "*.tmp.*", "tmp.*", ".ninja_*", ".nfs*", "__pycache__")
 RECORD = "jitkern.json"  # what a build by ninja depends on; see `standin`

@@ -197,18 +197,16 @@ class Run:
         words = [sys.executable, "-SE", str(_HERE / "standin.py")]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
-        place = self._caches.parent
-        if os.statvfs(place).f_flag & os.ST_NOEXEC:
-            place = cache_room.lock.lock_directory(config.current()) or place
-        if os.statvfs(place).f_flag & os.ST_NOEXEC:
-            return []
-        if not (place / name / "ninja").exists():
-            (place / name).mkdir(0o700, exist_ok=True)
+        places = self._caches.parent, cache_room.lock.lock_directory(config.current())
+        folders = (p / name for p in places if p and not os.statvfs(p).f_flag & os.ST_NOEXEC)
+        folder = next(folders, None)
+        if folder and not (folder / "ninja").exists():
+            folder.mkdir(0o700, exist_ok=True)
             for compiler in names:
                 with contextlib.suppress(FileExistsError):  # another process was faster
-                    (place / name / compiler).symlink_to("ninja")
-            atomic.write(place / name / "ninja", text.encode(), mode=0o700)
-        return [str(place / name)]
+                    (folder / compiler).symlink_to("ninja")
+            atomic.write(folder / "ninja", text.encode(), mode=0o700)
+        return [str(folder)] if folder else []
 
     def _found(self) -> list[tuple[str, str, str]]:
         """Return the facts of which the environment and the folders follow; see `start.fact`."""

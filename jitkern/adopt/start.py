@@ -114,7 +114,7 @@ def begin(arguments: Sequence[str]) -> int | None:
 
     None: the command is not `begun`, or `run` has something to do when it ends.
     """
-    words, mode = _command_in(arguments)
+    words, mode, quiet = _command_in(arguments)
     environment = dict(os.environ)
     try:
         with open(note_of(words, environment), "rb") as file:
@@ -141,7 +141,7 @@ def begin(arguments: Sequence[str]) -> int | None:
         if before:
             os.utime(f"{name}.json")  # it is in use
     begun.pop().close()
-    if sys.stderr and not {"-q", "--quiet"}.intersection(arguments[: len(arguments) - len(words)]):
+    if sys.stderr and not quiet:
         try:  # noqa: SIM105  contextlib would take longer to import
             os.write(2, b"jitkern: compiled: nothing\n")
         except OSError:
@@ -157,14 +157,17 @@ def finish() -> None:
         begun.pop().close()
 
 
-def _command_in(arguments: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return the command and the mode of plain arguments of `jitkern run`; no command of others."""
-    chosen: list[str] = []
-    for number, word in enumerate(arguments):
-        if word[:1] != "-" or word == "--":
-            plain = "".join(chosen) in MODES.values() and "_ARGCOMPLETE" not in os.environ
-            return arguments[number + (word == "--") :] if plain else (), "".join(chosen)
-        if word not in MODES:
-            break
-        chosen.append(MODES[word])
-    return (), ""
+def _command_in(arguments: Sequence[str]) -> tuple[Sequence[str], str, bool]:
+    """Return the command of plain arguments of `jitkern run`, the mode, and whether it is quiet.
+
+    No command where there are other arguments.
+    """
+    number = next((n for n, word in enumerate(arguments) if word not in MODES), len(arguments))
+    options, rest = arguments[:number], arguments[number:]
+    modes = {MODES[word] for word in options} - {""}
+    plain = len(modes) < 2 and "_ARGCOMPLETE" not in os.environ
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+    elif rest and rest[0][:1] == "-":
+        plain = False
+    return rest if plain else (), "".join(modes), bool({"-q", "--quiet"} & {*options})

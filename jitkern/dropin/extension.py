@@ -124,11 +124,12 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
     try:
         entry, new = jit.ensure_and_tell(variant, target)
     except NotCached as e:
-        raise NotCached(
-            str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
-            "where compiling is allowed, and with this cache or one that becomes a layer of it",
-            path=e.path,
-        ) from None
+        text, remedy, _ = str(e).partition(" Prewarm it: ")
+        call = (
+            " Call it once, with the same arguments, where compiling is allowed, and with this "
+            "cache or one that becomes a layer of it"
+        )
+        raise NotCached(text + call * bool(remedy), path=e.path) from None
     assert isinstance(variant.source, Inline)
     outdated = not new and is_outdated(variant.source, entry)
     return (_again(variant, target), True) if outdated else (entry, new)
