@@ -194,7 +194,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 def meant_op(name: str, ops: Iterable[str]) -> str:
     """The same about a name that none of these ops has, with the namespace or without."""
     known = {n: op for op in ops for n in (op, op.partition("::")[2])}
-    near = known.get(nearest(name, known), "")
+    near = known[found] if (found := nearest(name, known)) else ""
     return near and f"; did you mean {near if '::' in name else near.removeprefix('jitkern::')}?"
 
 

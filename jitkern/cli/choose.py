@@ -135,7 +135,7 @@ def _import_installed() -> dict[str, str]:
 
 
 def _leave_out(what: str, e: BaseException) -> str:
-    reason = f"{what} cannot be imported: {error_line(e)}; what it declares after that is missing"
+    reason = f"{what} cannot be imported: {error_line(e)}"
     say(reason)
     return reason
 

@@ -27,6 +27,7 @@ from jitkern.cli.filters import opened
 from jitkern.cli.hints import ExplainRow
 from jitkern.cli.output import BOLD, YELLOW, print_json, styled
 from jitkern.cli.parser import UsageError, take_targets
+from jitkern.errors import meant_op, then
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -222,10 +223,9 @@ def found(text: str) -> list[tuple[Row, Entry]]:
     """Return the entries that a text names. Raises UsageError if it names none."""
     matches = cache_tools.find(opened(), text)
     if not matches:
-        raise UsageError(
-            f"no entry of {config.current().cache_dir} matches `{text}`; name one by its digest, "
-            "as `jitkern cache ls` prints it"
-        )
+        near = meant_op(text, {row.op for row in cache_tools.rows(opened(), verify="none")})
+        unknown = f"no entry of {config.current().cache_dir} matches `{text}`{near}"
+        raise UsageError(then(unknown, "`jitkern cache ls` prints all, with their digests"))
     return matches
 
 

@@ -36,7 +36,7 @@ _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
 _REFUSALS = (RuntimeError, LaunchError, NotImplementedError, TypeError, ValueError)
 _AFTER_FAILED = "not tried after a failed check"
-_FAILED = re.compile(r"opcheck\(op, \.\.\.\): (\w+ failed with )")
+_FAILED = re.compile(r"opcheck\(op, \.\.\.\): (\w+) failed with ")
 _MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
 
 
@@ -508,7 +508,7 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
                 torch.library.opcheck(op.overload, leaves(op, args), kwargs)
         except Exception as e:
             test = _FAILED.match(str(e))
-            text = f"{test[1] if test else ''}{_told_with_line(op, e.__cause__ or e)}"
+            text = _told_with_line(op, e.__cause__ or e) + (f"\nin {test[1]}" if test else "")
             text = _MUTATED.sub(r"\g<0>: write `Tensor(a!) \1` in the schema, or copy it", text)
             raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1

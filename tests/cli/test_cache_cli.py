@@ -134,6 +134,7 @@ def test_stats_tell_sizes_by_target_and_op(put, cli):
     ("name", "says"),
     [
         ("--op mylib::scle", "has the op `mylib::scle`; did you mean mylib::scale?"),
+        ("--op scle", "has the op `scle`; did you mean mylib::scale?"),
         ("--op mylib", "has the op `mylib`; did you mean mylib::*?"),
         ("--op mylib::scale --op mylib::scle", "has the op `mylib::scle`"),
         ("--target cuda-sm_9", "has the target `cuda-sm_9`"),
@@ -353,7 +354,8 @@ def test_show_refuses_a_text_of_several_entries(put, cli):
     alone = entries[0].path.name
     assert cli("cache", "show", alone)[1].splitlines()[0] == str(entries[0].path)
     code, _, err = cli("cache", "show", "mylib")
-    assert (code, "by its digest, as `jitkern cache ls` prints it" in err) == (2, True)
+    assert code == 2
+    assert "did you mean mylib::a? `jitkern cache ls` prints all, with their digests" in err
     assert cli("cache", "ls", "--target", "x86_46")[2].count("did you mean x86_64?") == 1
 
 
