@@ -222,6 +222,6 @@ def _function(name: str, what: str) -> Callable[..., Any]:
         )
     if plain in FUNCTIONS:
         raise TypeError(f"{name}() changes its argument in place: write {plain}()")
-    near = "" if hasattr(torch.Tensor, plain) else meant(plain, FUNCTIONS)  # it is not misspelt
+    near = "" if hasattr(torch.ops.aten, plain) else meant(plain, FUNCTIONS)  # it is not misspelt
     hint = near or f"; it knows {', '.join(sorted(FUNCTIONS))}"
     raise TypeError(f"a pointwise function has no {what} `{name}`{hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jitkern import config, prewarming
 from jitkern.compilers import parallelism
-from jitkern.errors import DeclarationError, SettingError, meant_op
+from jitkern.errors import DeclarationError, SettingError, meant_op, then
 from jitkern.op.all_ops import all_ops, op_of, ops_named
 from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
@@ -108,12 +109,15 @@ def _chosen(ops: Iterable[Op | str | OpCalls]) -> list[OpCalls]:
     chosen: dict[str, OpCalls] = {}
     for item in [ops] if isinstance(ops, str) else ops:
         if isinstance(item, str):
-            matches = ops_named(item)
+            if not (matches := ops_named(item)):
+                importlib.import_module("jitkern.ops")
+                matches = ops_named(item)
             if not matches:
-                raise DeclarationError(
-                    f"`{item}` is not a declared op or namespace{meant_op(item, all_ops())}; "
-                    "import its module first. `jitkern list` prints those that are installed"
+                unknown = f"`{item}` is not a declared op or namespace{meant_op(item, all_ops())}"
+                remedy = (
+                    "import the module of your own ops first; `jitkern list` prints installed ones"
                 )
+                raise DeclarationError(then(unknown, remedy))
             chosen.update({op.name: OpCalls(op) for op in matches})
         else:
             wanted = item if isinstance(item, OpCalls) else OpCalls(op_of(item))
