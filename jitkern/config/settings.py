@@ -82,15 +82,7 @@ class _Field(NamedTuple):
     file_only: bool = False
 
 
-def _setting(
-    check: Callable[[object], object],
-    takes: str,
-    shown: str,
-    default: Any,
-    *,
-    file_only: bool = False,
-) -> Any:
-    return _Field(check, takes, shown, default, file_only)
+_setting: Any = _Field  # which type checkers take for a value of the setting
 
 
 def _internal(default: Any, check: Callable[[object], object] | None = None) -> Any:

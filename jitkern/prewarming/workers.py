@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
+from jitkern._command import DIE_WITH_PARENT
 from jitkern.compilers import child_process
 from jitkern.errors import JitkernError
 
 PATIENCE = 5.0  # seconds that a worker has for its end, after which it is killed
-_PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -199,7 +199,7 @@ def follow(parent: int) -> None:
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
     if os.getppid() != parent:  # which has ended before this could be told of it
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -12,12 +12,11 @@ from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import file_to_read, take_key
+from jitkern.cli.parser import UsageError, file_to_read, take_key
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
 WHEEL = "jitkern-prebuilt"
-_NO_BUNDLE = "no name of a bundle: expected FOLDER/NAME.tar or FOLDER/NAME.tar.zst"
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -36,7 +35,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     pack.set_defaults(run=run_pack)
     text = "add the entries of a bundle, all or none; with trusted keys, they must be signed"
     unpack = commands.add_parser("unpack", help=text, description=text, parents=[shared])
-    unpack.add_argument("file", type=_bundle, metavar="FILE", help="what `pack` wrote")
+    unpack.add_argument("file", type=file_to_read, metavar="FILE", help="what `pack` wrote")
     signatures = unpack.add_mutually_exclusive_group()
     signatures.add_argument(
         "--require-signature", action="store_true", help="fail if there are no trusted keys"
@@ -60,25 +59,21 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     keygen.set_defaults(run=run_keygen)
 
 
-def _bundle(text: str) -> Path:
-    """Return the path of a bundle that is there. Raises ArgumentTypeError."""
-    if not text.endswith(bundle.SUFFIXES):
-        raise argparse.ArgumentTypeError(f"`{text}` is {_NO_BUNDLE}")
-    return file_to_read(text)
+def _check_name(path: Path) -> None:
+    """Raise UsageError for what is no name of a bundle."""
+    if not path.name.endswith(bundle.SUFFIXES):
+        raise UsageError(f"`{path}` is no name of a bundle: expected NAME.tar or NAME.tar.zst")
 
 
 def run_pack(args: argparse.Namespace) -> int:
     options = {"name": args.name, "version": args.version, "platform": args.platform}
     if not args.wheel and any(options.values()):
-        say("--name, --version and --platform are for --wheel")
-        return 2
+        raise UsageError("--name, --version and --platform are for --wheel")
     path = args.output
-    if not args.wheel and not path.name.endswith(bundle.SUFFIXES):
-        say(f"`{path}` is {_NO_BUNDLE}")
-        return 2
-    if not args.wheel and not path.absolute().parent.is_dir():
-        say(f"`{path}` cannot be written: there is no folder {path.parent}")
-        return 2
+    if not args.wheel:
+        _check_name(path)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"`{path}` cannot be written: there is no folder {path.parent}")
     cache = opened()
     chosen = named(args, cache_tools.chosen(cache, wanted(args)))
     packed = len(chosen)
@@ -100,6 +95,7 @@ def run_pack(args: argparse.Namespace) -> int:
 
 
 def run_unpack(args: argparse.Namespace) -> int:
+    _check_name(args.file)
     keys = () if args.allow_unsigned else config.current().trusted_keys
     if args.require_signature and not keys:
         raise JitkernError(
