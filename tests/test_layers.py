@@ -73,9 +73,7 @@ def test_a_type_checker_is_told_of_each_module_of_a_room():
             for alias in node.names
         }
         modules = {path.stem for path in MODULES[room].parent.glob("*.py")}
-        assert modules - told <= {"__init__", "worker", "hook", "standin"}, (
-            room
-        )  # run by themselves
+        assert modules - told <= {"__init__", "worker", "hook", "shim"}, room  # run by themselves
         (condition,) = (n for n in TREES[room].body if isinstance(n, ast.If))
         (getter,) = condition.orelse
         assert ast.unparse(getter).startswith("__getattr__ ="), f"every name passes in {room}"
@@ -104,7 +102,7 @@ def test_kernels_need_only_declare():
 
 
 def test_only_the_command_line_prints_or_exits():
-    children = {"jitkern.compilers.triton.worker", "jitkern.adopt.standin", "jitkern.__main__"}
+    children = {"jitkern.compilers.triton.worker", "jitkern.adopt.shim", "jitkern.__main__"}
     for name, tree in TREES.items():
         if not name.startswith("jitkern.cli") and name not in children:
             called = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}

@@ -16,7 +16,7 @@ MODE = "JITKERN_RUN_MODE"  # "", "warn" or "frozen"
 COMMAND = "JITKERN_RUN_COMMAND"  # the words of what prepares the cache, with SEPARATOR
 CACHES = "JITKERN_RUN_CACHES"  # the folder with those of the JITs
 FILE = "events.jsonl"
-TOOLS = "jitkern-tools-"  # how the folder of the stand-ins begins
+TOOLS = "jitkern-tools-"  # how the folder of the shims begins
 SEPARATOR = "\x1f"
 COMPILERS = (
     "nvcc", "ptxas", "cicc", "nvlink", "cc", "c++", "gcc", "g++", "clang", "clang++", "hipcc",

@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def _register(where: str = "") -> None:
-    """Have the stand-ins of compilers leave the children of this process to it.
+    """Have the shims of compilers leave the children of this process to it.
 
     where: the line that asks for a build by ninja, which this process starts now.
     """

@@ -84,4 +84,4 @@ JITS = (
     Jit("cuda_driver", ("CUDA_CACHE_PATH",), driver=True, places=("~/.nv/ComputeCache",)),
 )  # fmt: skip
 SKIPPED = ("*.lock", "lock", "*.tmp", "*.tmp.*", "tmp.*", ".ninja_*", ".nfs*", "__pycache__")
-RECORD = "jitkern.json"  # what a build by ninja depends on; see `standin`
+RECORD = "jitkern.json"  # what a build by ninja depends on; see `shim`

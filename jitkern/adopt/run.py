@@ -188,13 +188,13 @@ class Run:
         return variables
 
     def _tools(self, path: str) -> list[str]:
-        """Return the folder with what stands for ninja and the compilers on PATH, made if need be.
+        """Return the folder with the shims of ninja and the compilers on PATH, made if need be.
 
         None where no folder of ours may hold programs.
         """
         real = os.pathsep.join(f for f in path.split(os.pathsep) if events.TOOLS not in f)
         names = [name for name in events.COMPILERS if shutil.which(name, path=real)]
-        words = [sys.executable, "-SE", str(_HERE / "standin.py")]
+        words = [sys.executable, "-SE", str(_HERE / "shim.py")]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
         places = self._caches.parent, cache_room.lock.lock_directory(config.current())

@@ -7,7 +7,7 @@
     <root>/v1/trash/           entries that were removed a moment ago
     <root>/v1/run/<target>/    folders of other JITs; see `adopt.folders`
     <root>/v1/run/starts/      notes for the next `jitkern run` of a program; see `adopt.start`
-    <root>/v1/run/jitkern-tools-<digest>/    stand-ins of compilers; see `adopt.standin`
+    <root>/v1/run/jitkern-tools-<digest>/    shims of compilers; see `adopt.shim`
     <root>/v1/pruned           its time is that of the last look for what to evict
     <root>/receipts, <root>/v1/{pins,plans,prewarm,stats,remote,prune.json}    of earlier versions
 

@@ -311,7 +311,7 @@ def test_build_environment_is_scrubbed():
 # `jitkern run` and its programs import or start those of `adopt` without the settings; a text sees
 # what an import would.
 OF_THE_PROCESS = {
-    "adopt/events.py", "adopt/hook.py", "adopt/site/sitecustomize.py", "adopt/standin.py",
+    "adopt/events.py", "adopt/hook.py", "adopt/site/sitecustomize.py", "adopt/shim.py",
     "adopt/start.py", "source/triton_facts.py",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Stands for ninja and the compilers on the PATH of a run.
+"""The shim of ninja and of the compilers on the PATH of a run.
 
 A compiler is counted, or refused. Ninja knows paths and times, and would build again whatever came
 from elsewhere. So a build below our folder leaves a record beside its `build.ninja`: the text of
