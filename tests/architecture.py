@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1790,
     "remote": 2261,
     "calls": 754,
-    "compilers": 5404,
+    "compilers": 5410,
     "loading": 645,
     "jit": 828,
     "adopt": 1701,

@@ -262,12 +262,14 @@ def no_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> 
 
 def no_kernel(variant: Variant) -> str:
     """A hint that a function of a CUDA file is not a kernel."""
+    return f"{at_function(variant)} is not a kernel: write `__global__` before its `void`"
+
+
+def at_function(variant: Variant) -> str:
+    """The beginning of a hint about the function of a variant, with its line."""
     path = variant.source.paths[0]
     name = re.escape(cpp_text.last_name(variant.function))
     text = cpp_text.read(path)
     found = re.search(rf"\b{name}\s*\(", text)  # none if a macro spells it
     line = text.count("\n", 0, found.start() if found else 0) + 1
-    return (
-        f"{path}:{line}: `{variant.function}` in {path} is not a kernel: write `__global__` before "
-        "its `void`"
-    )
+    return f"{path}:{line}: `{variant.function}` in {path}"

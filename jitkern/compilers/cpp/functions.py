@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jitkern.compilers.result import missing_function
+from jitkern.compilers.cpp import parameter_types
+from jitkern.compilers.result import at_function, missing_function
 from jitkern.errors import CompileError
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
@@ -109,6 +110,8 @@ def hint(variant: Variant, text: str, output: str) -> str:
     unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
     if unresolved:
         return elsewhere(variant.source, unresolved.group(1))
+    if parameter_types.NO_RESULT in output:
+        return f"{at_function(variant)} is no kernel: {parameter_types.NO_RESULT}: write `void`"
     functions = cpp_text.functions_in(text)
     overloads = cpp_text.overloads(functions, variant.function)
     if overloads and "(" not in variant.function and "overloaded function" in output:

@@ -16,6 +16,7 @@ from jitkern.errors import CompileError
 from jitkern.source.dtypes import DTYPES, SYNONYMS
 from jitkern.source.kinds import FUNCTION, Variant
 
+NO_RESULT = "a kernel function returns nothing"
 _MARK = b"jitkern parameters:"
 _LETTERS = dict(zip(DTYPES, string.ascii_lowercase))  # by which a probe writes the codes
 _CODES = {letter: code for code, letter in _LETTERS.items()} | {"?": ""}
@@ -54,7 +55,7 @@ template <typename jk_T> struct jk_value {{ using jk_type = jk_T; }};
 template <typename jk_T> struct jk_value<jk_T&> : jk_value<jk_T> {{}};
 template <typename jk_T> struct jk_value<jk_T&&> : jk_value<jk_T> {{}};
 template <typename jk_F> struct jk_list {{
-  static_assert(sizeof(jk_F) == 0, "a kernel function returns nothing");
+  static_assert(sizeof(jk_F) == 0, "{NO_RESULT}");
   int jk_text;
   static void jk_enter(jk_F, void**) {{}}
 }};
