@@ -19,7 +19,8 @@ from jitkern.adopt.run import Report
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import say
 from jitkern.cli.parser import command_in, file_to_write, take_command, take_key
-from jitkern.cli.remote.connection import connected, writable
+from jitkern.cli.remote.connection import named_store, telling
+from jitkern.remote.store import Store
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -49,6 +50,8 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     command = command_in(args, "run")
+    key = args.key or config.current().sign_key
+    store = named_store(args.push, key) if args.push else None
     try:
         this = adopt.run.Run(command, mode=args.mode or "", tell=say)
         report = this.execute()
@@ -60,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if args.level >= 0 and sys.stderr:
         with contextlib.suppress(OSError):  # nobody reads it
             _tell(report)
-    if args.push:
-        _push(this, args)
+    if store:
+        _push(this, store, key)
     return end_as(report.code)
 
 
@@ -84,9 +87,8 @@ def _write(report: Report, path: Path) -> None:
         say(f"cannot write {path}: {e.strerror}")
 
 
-def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
+def _push(this: adopt.run.Run, store: Store, key: Path | None) -> None:
     """Push the entries for the machine of a run. Raises JitkernError."""
-    key = args.key or config.current().sign_key
     machine = remote.layout.machine_of(str(this.machine.target))
     machines = (machine, remote.layout.host_of(machine))
     wanted = cache_tools.EntryFilter(target=f"*-torch{this.machine.target.torch}*")
@@ -96,5 +98,5 @@ def _push(this: adopt.run.Run, args: argparse.Namespace) -> None:
         if remote.layout.machine_of(entry.path.parent.name) in machines
     ]
     if chosen:
-        with connected(args.push) as store:
-            remote.publish.push(this.cache, chosen, writable(store), key=key, unsigned=key is None)
+        with telling(store):
+            remote.publish.push(this.cache, chosen, store, key=key, unsigned=key is None)

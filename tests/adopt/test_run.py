@@ -140,6 +140,12 @@ def test_a_report_that_cannot_be_written_starts_nothing(run, folder):
     assert not (folder / "started").exists()
 
 
+def test_a_url_that_cannot_be_pushed_to_starts_nothing(run, folder):
+    for url in ("nowhere", "https://example.invalid"):
+        assert run("--push", url, command=("touch", "started")).returncode == 2
+    assert not (folder / "started").exists()
+
+
 @pytest.mark.long
 def test_a_script_without_a_first_line_is_run_by_a_shell(run, folder):
     (folder / "plain").write_text("exit 4\n")

@@ -82,16 +82,23 @@ def writable(store: Readable) -> Store:
     )
 
 
-def pushable(url: str, key: Path | None) -> Store:
-    """Return the store for a later push, after a check of the store and the key.
+def named_store(url: str, key: Path | None) -> Store:
+    """Return the store for a later push, after a check of the URL and the key. Raises JitkernError.
 
-    So what cannot be pushed is known before the work for it. Raises JitkernError.
+    So a misspelt one is known before the work for it.
     """
     if key:
         signing.public_key_of(key)
     with connected(url_of(url)) as store:
-        retry(writable(store).get, layout.ROOT, limit=1 << 16)
-    return writable(store)
+        return writable(store)
+
+
+def pushable(url: str, key: Path | None) -> Store:
+    """The same after a check that the store can be read."""
+    store = named_store(url, key)
+    with telling(store):
+        retry(store.get, layout.ROOT, limit=1 << 16)
+    return store
 
 
 def machines_of(targets: list[str]) -> list[str]:
