@@ -79,8 +79,10 @@ def kernel(
         body = _body_around(frame)
         if body is not None:  # of a module that calls a function of another one, to make ops
             module = str(body.f_globals.get("__name__", ""))
+        if isinstance(nondifferentiable, str):
+            nondifferentiable = (nondifferentiable,)
         declaration = Declaration(
-            sources, fusible=fusible, nondifferentiable=_names(nondifferentiable), module=module,
+            sources, fusible=fusible, nondifferentiable=tuple(nondifferentiable), module=module,
             place=place, prewarm=prewarm,
         )  # fmt: skip
         return _declare(schema, declaration, body.f_code if body is not None else None)
@@ -115,10 +117,6 @@ def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
         )
     if unknown:
         raise DeclarationError(f"`{schema}`: {unknown_keyword('kernel()', unknown, _KEYWORDS)}")
-
-
-def _names(value: Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _placed(

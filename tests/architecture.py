@@ -27,22 +27,22 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1521,
+    "beside": 1519,
     "files": 430,
-    "config": 1004,
+    "config": 1001,
     "cache": 1888,
     "source": 4106,
     "cache_tools": 1790,
     "remote": 2261,
-    "calls": 754,
-    "compilers": 5410,
+    "calls": 750,
+    "compilers": 5407,
     "loading": 645,
     "jit": 828,
     "adopt": 1701,
-    "launch": 3285,
-    "trace": 2802,
+    "launch": 3279,
+    "trace": 2795,
     "runtime": 3260,
-    "op": 2962,
+    "op": 2958,
     "raw": 715,
     "dropin": 567,
     "composition": 4086,
@@ -50,7 +50,7 @@ BUDGETS = {
     "devtools": 1136,
     "inference": 32,
     "service": 1566,
-    "cli": 3628,
+    "cli": 3626,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

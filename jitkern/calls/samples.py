@@ -103,17 +103,13 @@ def tensor(text: str) -> torch.Tensor:
     problem = f"`{text:.80}` does not describe a tensor, as `f16[64, 1000]` does"
     if name not in DTYPES:
         raise DeclarationError(f"{problem}; dtypes are {', '.join(DTYPES)}")
-    if not sizes.endswith("]") or not all(map(_is_size, shape)):
+    if not sizes.endswith("]") or not all(s.isascii() and s.isdigit() for s in shape):
         raise DeclarationError(f"{problem}: sizes are whole numbers between `[` and `]`")
     try:
         dtype = getattr(torch, DTYPES[name].torch)
         return torch.empty([*map(int, shape)], dtype=dtype, device="meta")
     except (ValueError, TypeError, RuntimeError) as e:
         raise DeclarationError(f"{problem}: its sizes are too large") from e
-
-
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def samples_of(signature: Signature, calls: Iterable[Any]) -> list[Sample]:

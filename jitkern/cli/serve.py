@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     token = _token(args.token_file)
     push = _pusher(args.push, ops, args.key) if args.push else None
     jobs = args.jobs or parallelism.limit()
+    show = functools.partial(print, file=sys.stderr, flush=True)
     with contextlib.ExitStack() as ending:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             server = service.server.Server(
                 ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
-                record=args.record, token=token, tell=_show if args.level > 0 else lambda _: None,
+                record=args.record, token=token, tell=show if args.level > 0 else lambda _: None,
                 built=publisher.note if publisher else lambda _: None,
             )  # fmt: skip
         except OSError as e:
@@ -126,10 +128,6 @@ def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int
             "--token-file FILE requires a token",
             code=YELLOW,
         )
-
-
-def _show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _token(path: Path | None) -> bytes:

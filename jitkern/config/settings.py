@@ -162,7 +162,8 @@ class Config:
     def __init__(self, **values: Any) -> None:
         for name, field in _FIELDS.items():
             if name not in values:
-                self.__dict__[name] = _default_of(field)
+                default = field.default
+                self.__dict__[name] = default() if callable(default) else default
         self._take(values)
 
     def _take(self, values: Mapping[str, Any]) -> None:
@@ -259,10 +260,6 @@ class Setting(NamedTuple):
 
 def _variable(name: str) -> str:
     return f"JITKERN_{name.upper()}"
-
-
-def _default_of(field: _Field) -> Any:
-    return field.default() if callable(field.default) else field.default
 
 
 _FIELDS: dict[str, _Field] = {name: vars(Config)[name] for name in Config.__annotations__}

@@ -79,13 +79,9 @@ def milliseconds(
     launch = run(candidate)
     for _ in range(WARM_UPS):
         launch()
-    flush = larger_than_the_cache(device).zero_ if cold else _nothing
+    flush = larger_than_the_cache(device).zero_ if cold else lambda: None
     clock: _Clock = _on_a_gpu if device.type == "cuda" else _on_the_cpu
     return sorted(clock(launch, device, flush) for _ in range(REPEATS))[REPEATS // 2]
-
-
-def _nothing() -> None:
-    pass
 
 
 def larger_than_the_cache(device: torch.device) -> torch.Tensor:

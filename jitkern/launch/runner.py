@@ -330,7 +330,9 @@ class CachedKernels:
             return  # its compiler does not record them
         what = f"`{call.function}` of {self.where}"
         args = [
-            arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
+            arg.to("meta")
+            if isinstance(arg, torch.Tensor) and arg.device.type == self.target.device
+            else arg
             for arg in arguments_of(compiled, call.args)
         ]
         checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
@@ -346,10 +348,6 @@ def _form(call: Call) -> tuple[Any, ...]:
 def _is_among(names: Sequence[str], value: Any, named: Mapping[str, Any]) -> bool:
     """Whether a value is a tensor that one of these names has."""
     return isinstance(value, torch.Tensor) and any(named.get(name) is value for name in names)
-
-
-def _is_on(tensor: torch.Tensor, target: Target) -> bool:
-    return tensor.device.type == target.device
 
 
 def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,17 +123,13 @@ def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:
             members = [archive / name for name in file.namelist()]
         found = [m.parent for m in members if m.name == "kernel.py" and m.is_relative_to(root)]
     else:
-        found = [Path(path) for path, files in _walked(root) if "kernel.py" in files]
+        found = []
+        for path, folders, files in os.walk(root):
+            folders[:] = filter(str.isidentifier, folders)  # those that a package may have
+            found += [Path(path)] * ("kernel.py" in files)
     paths = [path.relative_to(root).parts for path in found]
     named = [names for names in paths if all(map(str.isidentifier, names))]
     return sorted(named, key=lambda names: (len(names), names))
-
-
-def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folders that a package may have, each with its files."""
-    for path, folders, files in os.walk(root):
-        folders[:] = filter(str.isidentifier, folders)
-        yield path, files
 
 
 def all_ops() -> dict[str, Op]:

@@ -15,7 +15,7 @@ import hashlib
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class _Description:
         if kind in (list, tuple):
             return kind.__name__, *map(self.of, tuple(value))
         if kind in (set, frozenset):  # which other threads may change
-            return kind.__name__, *_sorted(map(self.of, tuple(value)))
+            return kind.__name__, *sorted(map(self.of, tuple(value)), key=repr)
         if kind in (dict, types.MappingProxyType):
             return "dict", *((self.of(key), self.of(item)) for key, item in tuple(value.items()))
         if kind is functools._lru_cache_wrapper:
@@ -144,7 +144,8 @@ class _Description:
             return self._unknown(value)
         try:
             array = value.detach().contiguous().view(torch.uint8).numpy()
-            return repr(value.dtype), repr(value.shape), _digest(array.tobytes())
+            digest = hashlib.sha256(array.tobytes()).hexdigest()
+            return repr(value.dtype), repr(value.shape), digest
         except RuntimeError:  # Torch is tracing: it knows this tensor as a fake one
             return self._unknown(value)
 
@@ -180,11 +181,3 @@ def _of_code(code: types.CodeType) -> tuple[str, list[tuple[str, tuple[str, ...]
     """
     reads = [(read.name, read.attributes, read.cell) for read in code_names(code).reads]
     return spelled_code(code), [*dict.fromkeys(reads)]
-
-
-def _sorted(texts: Iterable[Any]) -> list[Any]:
-    return sorted(texts, key=repr)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

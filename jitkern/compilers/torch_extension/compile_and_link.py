@@ -63,7 +63,8 @@ def make(
     plain = re.sub(r"\W", "_", build.name, flags=re.ASCII)[:80] or "_"
     suffix = "" if build.output == "program" else ".so"
     artifact = keep_binary(staging, plain, binary, suffix)
-    registered = hints.registrations(_texts(expanding))
+    texts = [cpp_text.read(step.output) for step in expanding if step.output.is_file()]
+    registered = hints.registrations(texts)
     units = map(str, left)
     return Built(compiler, {"artifact": artifact, **registered}), dependencies.in_folder(
         folder, units
@@ -112,10 +113,6 @@ def _registers(compiled: Command) -> bool:
     """Whether the compiled unit may define ops or a namespace of Torch."""
     path = compiled.output  # a compiler may succeed without an object: then linking fails
     return path.is_file() and bool(re.search(rb"TORCH_LIBRARY_(?!IMPL_)", path.read_bytes()))
-
-
-def _texts(expanded: Sequence[Command]) -> list[str]:
-    return [cpp_text.read(step.output) for step in expanded if step.output.is_file()]
 
 
 def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
