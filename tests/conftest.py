@@ -105,6 +105,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # else the end of the process frees none of it, and Triton's bindings warn
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left out"] = dict(session.config.stash[LEFT_OUT])
 
