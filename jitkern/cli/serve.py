@@ -111,7 +111,7 @@ def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int
     else:
         print(
             f"serving {counted(len(ops), 'op')} at {server.url}, out of {root}, "
-            f"{counted(jobs, 'build')} at once: {', '.join(ops)}"
+            f"{counted(jobs, 'build')} at once" + f": {', '.join(ops)}" * (args.level > 0)
         )
     sys.stdout.flush()
     if args.level < 0:
