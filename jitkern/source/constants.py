@@ -77,18 +77,15 @@ def decoded(constant: Any, dtype: Callable[[str], Any], find: Callable[..., Any]
 
 def files_of(constants: Iterable[Constant]) -> list[str]:
     """Return the files of functions among constants, beside the kernel's own."""
-    texts = [text for text in constants if isinstance(text, str) and "function(" in text]
-    calls = [
-        node for text in texts for node in ast.walk(_parsed(text)) if isinstance(node, ast.Call)
-    ]
-    named = [
-        call.args[0].value
-        for call in calls
-        if isinstance(call.func, ast.Name)
-        and call.func.id == "function"
-        and isinstance(call.args[0], ast.Constant)
-    ]
-    return sorted({str(file) for file in named if file})
+    files: set[str] = set()
+
+    def find(kind: str, *words: Any) -> None:
+        if kind == "function" and words[0]:
+            files.add(words[0])
+
+    for constant in constants:
+        decoded(constant, str, find)
+    return sorted(files)
 
 
 def _parsed(text: str) -> ast.expr:
