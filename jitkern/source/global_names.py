@@ -11,6 +11,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
@@ -78,21 +79,14 @@ _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 @functools.lru_cache(maxsize=1024)
 def code_names(code: types.CodeType) -> CodeNames:
     """Return the names that a function of this code reads, its inner functions included."""
-    reads: list[Read] = []
-    refusals: list[Refusal] = []
-    handlers: list[Refusal] = []
-    attributes: set[str] = set()
-    compares: list[Refusal] = []
-    changes = sets = False
+    found: dict[str, list[Any]] = {field: [] for field in CodeNames._fields}
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
-        _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, compares, attributes)
-        changes |= any(i.opname in _CHANGING for i in listed)
-        sets |= any(_makes_set(listed, at) for at in range(len(listed)))
-    return CodeNames(
-        tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes,
-        tuple(compares), sets,
-    )  # fmt: skip
+        for field, value in _scan(listed, part.co_firstlineno, around):
+            found[field].append(value)
+    reads, attributes, refusals, handlers, changes, compares, sets = map(tuple, found.values())
+    names = frozenset(attributes)
+    return CodeNames(reads, names, refusals, handlers, bool(changes), compares, bool(sets))
 
 
 def _parts(
@@ -107,38 +101,36 @@ def _parts(
 
 
 def _scan(
-    listed: list[dis.Instruction],
-    line: int,
-    around: frozenset[str],
-    reads: list[Read],
-    refusals: list[Refusal],
-    handlers: list[Refusal],
-    compares: list[Refusal],
-    attributes: set[str],
-) -> None:
+    listed: list[dis.Instruction], line: int, around: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the instructions do, each with the field of CodeNames that lists it."""
     named = 0  # the last attribute that a read took off a name
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
         positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
         line = (positions.lineno if positions else instruction.starts_line) or line
+        if name in _CHANGING:
+            yield "changes", True
+        if _makes_set(listed, at):
+            yield "sets", True
         if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
             chain = _attributes(listed, at + 1)
             named = at + len(chain)
             tested = _name_at(listed, named + 1) == "CONTAINS_OP"
-            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", tested))
+            yield "reads", Read(value, chain, line, name != "LOAD_GLOBAL", tested)
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
-            refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
+            yield "refusals", Refusal(f"setting the outer `{value}` cannot be traced", line)
         elif name in _REFUSED:
-            refusals.append(Refusal(_REFUSED[name].format(value), line))
+            yield "refusals", Refusal(_REFUSED[name].format(value), line)
         elif name == "IS_OP" and not _is_of_none(listed, at):
-            compares.append(Refusal("`is` cannot be traced beside a tensor of the module", line))
+            yield "compares", Refusal("`is` cannot be traced beside a tensor of the module", line)
         elif name in _HANDLERS:
-            handlers.append(Refusal("`try` and `with` cannot be traced", line))
+            yield "handlers", Refusal("`try` and `with` cannot be traced", line)
         elif name in _ATTRIBUTE:
-            attributes.add(value)
+            yield "attributes", value
             private = "__" if at <= named else "_"  # a stand-in has private attributes of its own
             if value.startswith(private) and value not in _PLAIN_DUNDERS:
-                refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
+                yield "refusals", Refusal(f"the attribute `{value}` cannot be traced", line)
 
 
 def _is_of_none(listed: list[dis.Instruction], at: int) -> bool:
