@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jitkern import config, source as source_room
 from jitkern.errors import DeclarationError
@@ -35,6 +35,7 @@ _SYSTEM = ("/usr/include", "/usr/lib")  # files there come with the compiler
 _NEVER_COMPILED = frozenset(  # suffixes of Python, and of files that scripts write beside them
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
+_Path = TypeVar("_Path", str, Path)
 _known: ContextVar[dict[Source, Closure] | None] = ContextVar("_known", default=None)
 
 
@@ -112,12 +113,12 @@ def closures_of(sources: Sequence[Source]) -> list[Closure]:
     return closures
 
 
-def states(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
+def states(paths: Iterable[_Path]) -> dict[_Path, tuple[int, ...]]:
     """The state of each file that exists; any edit changes it."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = trust.state(path.stat())
+            found[path] = trust.state(os.stat(path))  # noqa: PTH116  of a text too
     return found
 
 

@@ -395,7 +395,8 @@ def is_alike(a: Any, b: Any, seen: set[tuple[int, int]] | None = None) -> bool:
     if isinstance(a, FunctionType):
         if not _alike_code(a.__code__, b.__code__):
             return False
-        pairs += _globals_of(a, b, a.__code__)
+        read = names_in(a.__code__) & a.__globals__.keys() & b.__globals__.keys()
+        pairs += [(a.__globals__[name], b.__globals__[name]) for name in read]
     return all(is_alike(x, y, seen) for x, y in pairs) and (bool(pairs) or _shown(a) == _shown(b))
 
 
@@ -418,14 +419,17 @@ def _shown(value: Any) -> str:
     return re.sub(r"<.* at 0x\w+>", "", repr(value))
 
 
-def _globals_of(a: FunctionType, b: FunctionType, code: CodeType) -> Iterator[tuple[Any, Any]]:
-    """The global values that two functions of the same code read."""
-    for name in code.co_names:
-        if name in a.__globals__ and name in b.__globals__:
-            yield a.__globals__[name], b.__globals__[name]
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and those of the functions in it."""
+    yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            yield from _globals_of(a, b, part)
+            yield from codes_in(part)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """The names of globals, builtins and attributes that a code and the functions in it have."""
+    return {name for part in codes_in(code) for name in part.co_names}
 
 
 def _alike_code(a: CodeType, b: CodeType) -> bool:

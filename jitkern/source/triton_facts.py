@@ -23,14 +23,16 @@ from typing import Any
 from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_globals
-from jitkern.source.closure import module_files
+from jitkern.source.closure import module_files, states
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import (
     KNOWN,
     Decorators,
     Standin,
     Unknown,
+    codes_in,
     is_alike,
+    names_in,
     parts_of,
 )
 from jitkern.source.triton_text import (
@@ -80,10 +82,7 @@ class Reading(NamedTuple):
 
     def is_current(self) -> bool:
         """Return whether the files are as they were."""
-        try:
-            return all(trust.state(os.stat(path)) == state for path, state in self.files.items())  # noqa: PTH116  at each launch
-        except OSError:
-            return False
+        return states(self.files) == self.files
 
     def agrees(self) -> bool:
         """Return whether modules of the files that this process has imported have these values."""
@@ -185,7 +184,7 @@ class _Notes:
                 raise value.why
             if isinstance(value, _Environment):
                 raise NotTold("a function of a decorator reads `os.environ` at each call")
-            names = {*_names_in(value.__code__)} if isinstance(value, FunctionType) else set()
+            names = names_in(value.__code__) if isinstance(value, FunctionType) else set()
             known = {n: value.__globals__[n] for n in names if n in value.__globals__}
             others = names - known.keys() - KNOWN.keys() - vars(builtins).keys()
             if others and any(isinstance(part, Standin) for part in known.values()):
@@ -199,7 +198,7 @@ class _Notes:
         yield value
         parts = [] if isinstance(value, (Unknown, _Environment)) else parts_of(value)
         if isinstance(value, FunctionType) and self.has(value.__globals__):
-            names = {*_names_in(value.__code__)} & value.__globals__.keys()
+            names = names_in(value.__code__) & value.__globals__.keys()
             parts = [*parts, *(value.__globals__[name] for name in names)]
         for part in parts:
             yield from self._reached(part, seen)
@@ -241,9 +240,9 @@ class _NotedText(LaunchText):
         code: CodeType = compile(tree, self.path, mode, self.flags, True)
         if any(map(_asks, ast.walk(tree))):
             asking = ast.fix_missing_locations(_AskingEverywhere().visit(copy.deepcopy(tree)))
-            written = _codes_in(code)
+            written = codes_in(code)
             code = compile(asking, self.path, mode, self.flags, True)
-            self._notes.written.update(zip(_codes_in(code), written))
+            self._notes.written.update(zip(codes_in(code), written))
         return code
 
     def _fail(self, node: ast.stmt, error: BaseException) -> None:
@@ -417,17 +416,3 @@ def _asks(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare):
         return any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
     return isinstance(node, ast.Match) or (isinstance(node, ast.Try) and bool(node.finalbody))
-
-
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _codes_in(part)
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _names_in(part)
