@@ -26,8 +26,7 @@ from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.key import source_inputs
 from jitkern.source.kinds import Source
-from jitkern.source.triton_decorators import TritonConfig
-from jitkern.source.triton_text import TritonFunction
+from jitkern.source.triton_decorators import TritonConfig, TritonFunction
 from jitkern.target import Target
 
 TuningKey = tuple[tuple[str, Any], ...]

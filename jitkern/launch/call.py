@@ -16,8 +16,7 @@ from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
-from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig
-from jitkern.source.triton_text import TritonFunction
+from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig, TritonFunction
 
 if TYPE_CHECKING:
     from jitkern.launch.strides import Strides

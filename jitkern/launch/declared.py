@@ -23,11 +23,11 @@ from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import triton_decorators
 from jitkern.source.closure import closure_of
 from jitkern.source.key import source_inputs, version_of
 from jitkern.source.kinds import Source
-from jitkern.source.triton_text import TritonFunction, UntoldByText, declared, functions, of_object
+from jitkern.source.triton_decorators import TritonFunction, difference, read
+from jitkern.source.triton_text import UntoldByText, functions, of_object
 from jitkern.target import Target
 
 
@@ -77,8 +77,8 @@ def _beyond(source: Source, function: str, error: UntoldByText) -> _Kept:
         reading = source_room.triton_facts.read(source, function)
         key = _key(source, function, reading)
         if reading.agrees() and records.read(jit.open_cache(), key, bool):
-            found = declared(reading.decorators, path)
-            return _Kept(source, found._replace(unread=_told_by(reading)), reading)
+            found = reading.function._replace(unread=_told_by(reading))
+            return _Kept(source, found, reading)
         why = ""
     except (CompileError, KeyError, OSError) as e:
         why = str(e)
@@ -99,16 +99,16 @@ def _difference(
     path: str, reading: source_room.triton_facts.Reading, live: Any, imported: TritonFunction
 ) -> str:
     """Return how a reading differs from what an import has just given, in words, or ""."""
-    told = triton_decorators.difference(reading.decorators, triton_decorators.read(live))
+    told = difference(reading.function, read(live))
     if told or not (reading.is_current() and reading.is_of_modules()):
         return f"{path}: an import gives something else ({told or 'of other files'})"
-    ours, theirs = map(_parameters_of, (declared(reading.decorators, path), imported))
+    ours, theirs = map(_parameters_of, (reading.function, imported))
     return "" if ours == theirs else f"{path}: an import gives other parameters"
 
 
 def _parameters_of(function: TritonFunction) -> tuple[Any, ...]:
     """Return what a function declares of its parameters."""
-    names, constexprs, defaults, passed, annotated, *_ = function
+    _, names, constexprs, defaults, passed, annotated, *_ = function
     return names, constexprs, repr(defaults), repr(passed), annotated  # 1 == True
 
 
@@ -120,10 +120,12 @@ def _told_by(reading: source_room.triton_facts.Reading) -> str:
 
 def _key(source: Source, function: str, reading: source_room.triton_facts.Reading) -> Key:
     """Return the key of the record of a reading. Raises CompileError if it cannot be named."""
-    found = reading.decorators
+    found = reading.function
     pruning = found.pruning and found.pruning.top
     names = [name for name, _ in found.heuristics]
-    says = repr((*map(sorted, found[1:3]), *found[3:7], names, found.before, pruning))
+    lists = sorted(found.plain), sorted(found.unaligned)
+    tuned = found.configs, found.key, found.zeroed, found.restored
+    says = repr((*lists, *tuned, names, found.before, pruning))
     packages = sorted({"triton", *reading.packages}.difference(sys.stdlib_module_names))
     versions = {name: version_of(name) for name in packages}
     unknown = [name for name, version in versions.items() if not version]

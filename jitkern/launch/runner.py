@@ -29,7 +29,7 @@ from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Launch, Tuned
-from jitkern.source import triton_decorators, triton_text
+from jitkern.source import triton_decorators
 from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, Source, Variant
 from jitkern.target import Target
@@ -98,7 +98,7 @@ class Runner:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
         def choose(
-            declared: triton_text.TritonFunction, named: dict[str, Any]
+            declared: triton_decorators.TritonFunction, named: dict[str, Any]
         ) -> triton_decorators.TritonConfig:
             args = functools.cache(lambda: launch.measure.copies_for(call.args))
 
@@ -153,7 +153,7 @@ class Runner:
         return after
 
     def _question(
-        self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
+        self, function: str, declared: triton_decorators.TritonFunction, named: dict[str, Any]
     ) -> Question:
         """Return what a choice answers, by the text's `prune_configs_by` if that runs by itself."""
         try:

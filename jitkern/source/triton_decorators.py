@@ -1,4 +1,4 @@
-"""The decorators over a Triton function, read from Triton's objects or from stand-ins.
+"""A Triton function and the decorators over it, read from Triton's objects or from stand-ins.
 
 The stand-ins have the names and attributes of Triton's objects, so one function reads both: a
 launch has the text run with the stand-ins, and the process that compiles imports Triton.
@@ -17,18 +17,28 @@ from typing import Any
 
 from jitkern.errors import LaunchError
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import DTYPES, Constant
 
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
 BARE = ".fn"  # after a name: the function below the decorators, which is theirs by this attribute
 
 Heuristic = tuple[str, Callable[[dict[str, Any]], Any]]
+_TYPES = {  # the names of types in annotations, without `tl.`
+    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",
+    **{name: code for code, d in DTYPES.items() for name in (d.torch, d.triton, d.language)},
+}  # fmt: skip
+_NARROW = {code for code, dtype in DTYPES.items() if not dtype.ctype}  # passed only in tensors
+_NUMBERS = (int, float, type(None))
+_OF_DECORATORS = (  # fields of a function
+    "plain", "unaligned", "configs", "key", "zeroed", "restored", "heuristics", "before", "pruning",
+)  # fmt: skip
 # Keywords that concern no launch: of @triton.jit, and of @triton.autotune.
 _OF_COMPILING = {"version", "repr", "launch_metadata", "debug", "noinline"}
 _OF_MEASURING = {"warmup", "rep", "use_cuda_graph", "do_bench", "cache_results"}
 
 
 class UnsupportedDecorator(Exception):
-    """A decorator says what launches do not do; the message names it."""
+    """A decorator or an annotation says what launches do not do; the message names it."""
 
 
 class TritonConfig(NamedTuple):
@@ -47,18 +57,26 @@ class Pruning(NamedTuple):
     configs: Sequence[Any]
 
 
-class Decorators(NamedTuple):
-    """The decorators over a Python function, as data.
+class TritonFunction(NamedTuple):
+    """A `@triton.jit` function as data: all that a launch needs without Triton.
 
-    plain, unaligned: the parameters that `@triton.jit` is not to specialise, or not on alignment.
-    configs, key, zeroed, restored: of `@triton.autotune`. heuristics: of all `@triton.heuristics`,
-    in the order in which they run; the first `before` of them run before a configuration is chosen.
-    pruning: its `prune_configs_by`.
+    function: the Python function below the decorators.
+    configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
+    which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
+    the arguments that each measured run finds as zeros, or as they were. heuristics: of all
+    `@triton.heuristics`, in the order in which they run: constexprs computed from the rest; the
+    first `before` of them before a configuration is chosen. pruning: its `prune_configs_by`.
+    unread: what beyond the text tells this, and why the text does not.
     """
 
     function: Any
-    plain: frozenset[str]
-    unaligned: frozenset[str]
+    parameters: tuple[str, ...]
+    constexprs: frozenset[str]
+    defaults: tuple[tuple[str, Any], ...]  # of constexprs, where they are literals
+    passed: tuple[tuple[str, Constant | None], ...]  # defaults of others: numbers and None
+    annotated: tuple[tuple[str, str], ...]  # `n: tl.int64`: the type, whatever the argument
+    plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
+    unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
     configs: tuple[TritonConfig, ...] = ()
     key: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
@@ -66,6 +84,12 @@ class Decorators(NamedTuple):
     heuristics: tuple[Heuristic, ...] = ()
     before: int = 0
     pruning: Pruning | None = None
+    unread: str = ""
+
+    def of_config(self, config: TritonConfig) -> dict[str, Any]:
+        """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
+        options = {name: value for name, value in config.options if name in self.parameters}
+        return {**options, **dict(config.constexprs)}
 
 
 # ------------------------------------------------------------------ stand-ins
@@ -219,8 +243,8 @@ KNOWN: dict[str, Any] = {  # by their names in `triton`
 # ------------------------------------------------------------------ one reading of both
 
 
-def read(value: Any) -> Decorators:
-    """Return the decorators that made `value` of a Python function, as data.
+def read(value: Any) -> TritonFunction:
+    """Return a Python function with the decorators that made `value` of it, as data.
 
     Raises UnsupportedDecorator for what launches do not do, and TypeError for what is no Triton
     function.
@@ -239,23 +263,70 @@ def read(value: Any) -> Decorators:
         value = value.fn
     if not is_bare(value):
         raise TypeError(f"is a {type(value).__name__}, not a plain @triton.jit function")
-    names = parameters_of(value.fn)
-    plain = _named(value.do_not_specialize, names)
-    found = Decorators(value.fn, plain, _named(value.do_not_specialize_on_alignment, names))
-    if tuner:
-        hooks = ("pre_hook", "post_hook")
-        _refuse(
-            "@triton.autotune",
-            **{hook: getattr(tuner, f"user_defined_{hook}", False) or None for hook in hooks},
-        )
-        lists = tuner.keys, tuner.reset_to_zero, tuner.restore_value
-        key, zeroed, restored = map(tuple, lists)
-        found = Decorators(*found[:3], tuple(map(_config, tuner.configs)), key, zeroed, restored)
-        functions = tuner.early_config_prune, tuner.perf_model
-        if any(function is not None for function in functions):
-            pruning = Pruning(*functions, tuner.configs_top_k, tuner.configs)
-            found = found._replace(pruning=pruning)
-    return found._replace(heuristics=tuple(heuristics), before=before)
+    found = _undecorated(value)._replace(heuristics=tuple(heuristics), before=before)
+    if not tuner:
+        return found
+    hooks = ("pre_hook", "post_hook")
+    _refuse(
+        "@triton.autotune",
+        **{hook: getattr(tuner, f"user_defined_{hook}", False) or None for hook in hooks},
+    )
+    functions = tuner.early_config_prune, tuner.perf_model
+    pruned = any(function is not None for function in functions)
+    return found._replace(
+        configs=tuple(map(_config, tuner.configs)),
+        key=tuple(tuner.keys),
+        zeroed=tuple(tuner.reset_to_zero),
+        restored=tuple(tuner.restore_value),
+        pruning=Pruning(*functions, tuner.configs_top_k, tuner.configs) if pruned else None,
+    )
+
+
+def _undecorated(value: Any) -> TritonFunction:
+    """Return what `@triton.jit` made of a function, as its parameters declare it.
+
+    Of a stand-in the annotations are texts, and a default that is not a literal is an ellipsis.
+    """
+    function = unwrapped(value.fn)
+    names = parameters_of(function)
+    if is_standin(value):
+        texts = {name: function.__annotations__.get(name, "") for name in names}
+    else:
+        kinds = (("constexpr" if p.is_constexpr else p.annotation_type) for p in value.params)
+        texts = dict(zip(names, kinds))
+    annotated = tuple((name, kind) for name in names if (kind := _annotated(texts[name])))
+    for name, kind in annotated:
+        if kind in _NARROW:
+            raise UnsupportedDecorator(
+                f"`{name}` is annotated as {texts[name]}, and scalars that are floats of 16 bits "
+                "or fewer cannot be passed: annotate it as tl.float32, and convert it in the "
+                "function"
+            )
+    constexprs = frozenset(name for name in names if "constexpr" in texts[name])
+    last = reversed(names[: function.__code__.co_argcount])
+    given = dict(zip(last, reversed(function.__defaults__ or ()))) | (function.__kwdefaults__ or {})
+    literals = [(name, given[name]) for name in names if given.get(name, ...) is not ...]
+    return TritonFunction(
+        value.fn,
+        tuple(names),
+        constexprs,
+        tuple((n, v) for n, v in literals if n in constexprs),
+        tuple((n, v) for n, v in literals if n not in constexprs and isinstance(v, _NUMBERS)),
+        annotated,
+        _named(value.do_not_specialize, names),
+        _named(value.do_not_specialize_on_alignment, names),
+    )
+
+
+def _annotated(text: str) -> str:
+    """The type that an annotation names as Triton reads it: `i64`, `*f32`; else ""."""
+    if of := re.fullmatch(r"[\w.]*pointer_type\(([^,]*).*\)", text):
+        kind = _annotated(of[1])
+        return kind and f"*{kind}"
+    text = text.strip("'\" ").removeprefix("const ").strip()
+    pointer = text.startswith("*") or text.endswith("*")
+    kind = _TYPES.get(text.strip("* ").rpartition(".")[2].removesuffix("_t"), "")
+    return kind and f"{'*' if pointer else ''}{kind}"
 
 
 def remaining(pruning: Pruning, named: dict[str, Any]) -> list[int]:
@@ -351,7 +422,7 @@ def parameters_of(function: Any) -> list[str]:
 # ------------------------------------------------------------------ one reading against the other
 
 
-def difference(read: Decorators, real: Decorators) -> str:
+def difference(read: TritonFunction, real: TritonFunction) -> str:
     """Return how two readings of one function's decorators differ, in words, or ""."""
     mine, theirs = (
         f"{unwrapped(f).__name__}({', '.join(parameters_of(f))})"
@@ -359,7 +430,8 @@ def difference(read: Decorators, real: Decorators) -> str:
     )
     if mine != theirs:
         return f"over `{mine}` and over `{theirs}`"
-    for name, ours, other in zip(read._fields, read, real):
+    for name in _OF_DECORATORS:
+        ours, other = getattr(read, name), getattr(real, name)
         if name == "heuristics":
             if [n for n, _ in ours] != [n for n, _ in other]:
                 return f"heuristics: {_listed(ours)} and {_listed(other)}"
@@ -369,7 +441,7 @@ def difference(read: Decorators, real: Decorators) -> str:
         elif name == "pruning":
             if not is_alike(ours and ours[:3], other and other[:3]):
                 return "`prune_configs_by`, or a value that it reads"
-        elif name != "function":
+        else:
             shown = [repr(sorted(v) if isinstance(v, frozenset) else v) for v in (ours, other)]
             if shown[0] != shown[1]:  # 1 == 1.0 == True
                 return f"{name}: {' and '.join(shown)}"

@@ -27,8 +27,8 @@ from jitkern.source.closure import module_files, states
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import (
     KNOWN,
-    Decorators,
     Standin,
+    TritonFunction,
     Unknown,
     codes_in,
     is_alike,
@@ -67,14 +67,14 @@ _TAKING_ANY = frozenset(("callable", "id", "issubclass", "repr", "type"))
 
 
 class Reading(NamedTuple):
-    """The decorators of a function by a reading, and what the reading depends on.
+    """A function by a reading, and what the reading depends on.
 
     noted: values, by the expressions that read them. files: the states of the files. packages:
     those that the texts import and that are not followed. taken: the values that one file took from
     another: module, file, name and value.
     """
 
-    decorators: Decorators
+    function: TritonFunction
     noted: dict[str, Any]
     files: dict[str, tuple[int, ...]]
     packages: frozenset[str]
@@ -103,7 +103,7 @@ class Reading(NamedTuple):
 
 
 def read(source: Source, function: str) -> Reading:
-    """Read the decorators of a function with the facts at hand.
+    """Read a function and its decorators with the facts at hand.
 
     Raises CompileError, and UntoldByText where these do not tell either.
     """
@@ -111,12 +111,12 @@ def read(source: Source, function: str) -> Reading:
     path = str(source.paths[0])
     try:
         text = notes.text(path, source.package)
-        decorators = Functions(path, text.tree, text.names).decorators(function)
-        notes.check(decorators)
+        found = Functions(path, text.tree, text.names)[function]
+        notes.check(found)
     except NotTold as e:
         raise UntoldByText(str(e) if _PLACED in str(e) else f"{path}: error: {e}") from e
     packages, taken = frozenset(notes.packages), tuple(notes.taken)
-    return Reading(decorators, notes.noted, notes.files, packages, taken)
+    return Reading(found, notes.noted, notes.files, packages, taken)
 
 
 class NotTold(BaseException):
@@ -166,7 +166,7 @@ class _Notes:
         known = given in ("os", "sys", "torch", *_PARTS) and given in sys.modules
         return _NotedModule(self, given, sys.modules[given]) if known else None
 
-    def check(self, decorators: Decorators) -> None:
+    def check(self, function: TritonFunction) -> None:
         """Raise NotTold if decorators follow from what failed, or have functions that would fail.
 
         Their functions, and those that files took from others, get the code that is written.
@@ -174,7 +174,7 @@ class _Notes:
         for text in self._texts.values():
             if text.lost:
                 raise text.lost
-        later = [f for _, f in decorators.heuristics] + [*(decorators.pruning or ())[:3]]
+        later = [f for _, f in function.heuristics] + [*(function.pruning or ())[:3]]
         parts = [*self._reached(later, {*map(id, KNOWN.values())})]
         for value in (*parts, *self._reached([value for *_, value in self.taken], set())):
             if isinstance(value, FunctionType):

@@ -80,7 +80,7 @@ def check(function: Any, declared: triton_text.Functions) -> None:
         return  # for TRITON_INTERPRET=1, which compilers do not see
     try:
         real = triton_decorators.read(function)
-        found = declared.decorators(name)
+        found = declared[name]
     except (TypeError, triton_decorators.UnsupportedDecorator) as e:
         raise DeclarationError(f"`{name}`: {e}") from e
     except KeyError:

@@ -15,7 +15,6 @@ import copy
 import dis
 import functools
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,35 +23,20 @@ from typing import Any
 
 from jitkern.errors import CompileError
 from jitkern.files import trust
-from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES, Constant
 from jitkern.source.triton_decorators import (
     BARE,
     KNOWN,
-    Decorators,
-    Heuristic,
-    Pruning,
     Standin,
-    TritonConfig,
+    TritonFunction,
     Unknown,
     UnsupportedDecorator,
     bare,
     inner,
     is_bare,
     is_standin,
-    parameters_of,
     read,
-    unwrapped,
 )
 
-_TYPES = {  # the names of types in annotations, without `tl.`
-    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",
-    **{name: code for code, d in DTYPES.items() for name in (d.torch, d.triton, d.language)},
-}  # fmt: skip
-_NUMBERS = (int, float, type(None))
-_NARROW = {  # floats that a launch passes only in a tensor
-    name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
-}
 PURE = frozenset((  # modules whose results follow from arguments alone
     "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
     "itertools", "math", "operator", "types", "typing", "typing_extensions",
@@ -69,41 +53,6 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 class UntoldByText(CompileError):
     """A function's decorators follow from more than the text of its file."""
-
-
-class TritonFunction(NamedTuple):
-    """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
-
-    configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
-    which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
-    the arguments that each measured run finds as zeros, or as they were. heuristics: of
-    `@triton.heuristics`: constexprs computed from the rest; the first `before` of them before a
-    configuration is chosen. pruning: its `prune_configs_by`.
-    unread: what beyond the text tells this, and why the text does not.
-    """
-
-    parameters: tuple[str, ...]
-    constexprs: frozenset[str]
-    defaults: tuple[tuple[str, Any], ...]  # of constexprs, where they are literals
-    passed: tuple[
-        tuple[str, Constant | None], ...
-    ]  # of the other parameters, where numbers or None
-    annotated: tuple[tuple[str, str], ...]  # `n: tl.int64`: the type, whatever the argument
-    plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
-    unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
-    configs: tuple[TritonConfig, ...] = ()
-    key: tuple[str, ...] = ()
-    zeroed: tuple[str, ...] = ()
-    restored: tuple[str, ...] = ()
-    heuristics: tuple[Heuristic, ...] = ()
-    before: int = 0
-    pruning: Pruning | None = None
-    unread: str = ""
-
-    def of_config(self, config: TritonConfig) -> dict[str, Any]:
-        """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
-        options = {name: value for name, value in config.options if name in self.parameters}
-        return {**options, **dict(config.constexprs)}
 
 
 class Functions(Mapping[str, TritonFunction]):
@@ -132,11 +81,10 @@ class Functions(Mapping[str, TritonFunction]):
 
     def __getitem__(self, name: str) -> TritonFunction:
         if name not in self._read:
-            self._read[name] = declared(self.decorators(name), self._path)
+            self._read[name] = self._function(name)
         return self._read[name]
 
-    def decorators(self, name: str) -> Decorators:
-        """Return the decorators of a function, as data. Raises KeyError and CompileError."""
+    def _function(self, name: str) -> TritonFunction:
         stem = name.removesuffix(BARE)
         value = self._names.get(name, self._names[stem])
         value = value if name == stem else bare(value) or value
@@ -190,71 +138,18 @@ def of_object(path: str, name: str, function: Any, why: str) -> TritonFunction:
         found = read(function)
     except (TypeError, UnsupportedDecorator) as e:
         raise CompileError(f"`{name}` of {path}: {e}") from e
-    while not hasattr(function, "params"):
-        function = function.fn
-    own = _parameters_in(function.src, found.function.__name__)
+    own = _parameters_in(bare(function).src, found.function.__name__)
     with contextlib.suppress(OSError):
         now = _parameters_in(Path(path).read_text(), found.function.__name__)
         if now and now != own:
             raise CompileError(f"{path}: error: `{name}` was edited since its import: reload it")
-    texts = {p.name: p.annotation_type for p in function.params}
-    texts |= {p.name: "constexpr" for p in function.params if p.is_constexpr}
-    return declared(found, path, texts)._replace(unread=why)
+    return found._replace(unread=why)
 
 
 def _parameters_in(text: str, name: str) -> str:
     """The parameters of the last function of this name in a text, or ""."""
     nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
     return next((ast.unparse(n.args) for n in reversed(nodes) if n.name == name), "")
-
-
-def declared(found: Decorators, path: str, texts: dict[str, str] | None = None) -> TritonFunction:
-    """The function below decorators, as its text declares it. Raises CompileError.
-
-    Its annotations are texts; a default that is not a literal is an ellipsis.
-    texts: the annotations, where they are other objects.
-    """
-    function = unwrapped(found.function)
-    names = parameters_of(function)
-    if texts is None:
-        texts = {name: function.__annotations__.get(name, "") for name in names}
-    annotated = tuple((name, kind) for name in names if (kind := _annotated(texts[name])))
-    for name, kind in annotated:
-        if fault := scalar_fault(name, kind):
-            raise CompileError(f"{path}({function.__code__.co_firstlineno}): error: {fault}")
-    constexprs = frozenset(name for name in names if "constexpr" in texts[name])
-    last = reversed(names[: function.__code__.co_argcount])
-    given = dict(zip(last, reversed(function.__defaults__ or ()))) | (function.__kwdefaults__ or {})
-    literals = [(name, given[name]) for name in names if given.get(name, ...) is not ...]
-    return TritonFunction(
-        tuple(names),
-        constexprs,
-        tuple((n, v) for n, v in literals if n in constexprs),
-        tuple((n, v) for n, v in literals if n not in constexprs and isinstance(v, _NUMBERS)),
-        annotated,
-        *found[1:],
-    )
-
-
-def scalar_fault(parameter: str, kind: str) -> str:
-    """Why a scalar annotated as `kind` (our name or Triton's) cannot be passed; else ""."""
-    if kind not in _NARROW:
-        return ""
-    return (
-        f"`{parameter}` is annotated as {kind}, and scalars that are floats of 16 bits or fewer "
-        "cannot be passed: annotate it as tl.float32, and convert it in the function"
-    )
-
-
-def _annotated(text: str) -> str:
-    """The type that an annotation names as Triton reads it: `i64`, `*f32`; else ""."""
-    if of := re.fullmatch(r"[\w.]*pointer_type\(([^,]*).*\)", text):
-        kind = _annotated(of[1])
-        return kind and f"*{kind}"
-    text = text.strip("'\" ").removeprefix("const ").strip()
-    pointer = text.startswith("*") or text.endswith("*")
-    kind = _TYPES.get(text.strip("* ").rpartition(".")[2].removesuffix("_t"), "")
-    return kind and f"{'*' if pointer else ''}{kind}"
 
 
 class PythonText(abc.ABC):

@@ -22,7 +22,7 @@ from jitkern.launch.strides import Strides
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import triton_decorators, triton_text
+from jitkern.source import triton_decorators
 from jitkern.source.dtypes import TENSOR_MAP, table_of
 from jitkern.trace.program import FLOAT, LINE, POINTED, TABLE, WORD
 from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder
@@ -242,7 +242,7 @@ class Tracer(ProgramBuilder):
         return chosen
 
     def _autotuned(
-        self, function: str, declared: triton_text.TritonFunction, named: dict[str, Any]
+        self, function: str, declared: triton_decorators.TritonFunction, named: dict[str, Any]
     ) -> triton_decorators.TritonConfig:
         chosen: triton_decorators.TritonConfig = self._choice(
             autotune.question_of(function, declared, named)

@@ -30,7 +30,6 @@ from jitkern.source.constants import decoded
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_decorators import BARE
-from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
 IDLE = 300.0  # seconds
@@ -200,8 +199,6 @@ def _check_annotation(parameter: Any, passed: str) -> None:
     """Raise TypeError for an annotated type that launches, which read only text, did not see."""
     annotation = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
     if annotation not in ("", passed):
-        if fault := scalar_fault(parameter.name, annotation):
-            raise TypeError(fault)
         raise TypeError(
             f"`{parameter.name}` is annotated as {annotation}, and passed as {passed}: launches do "
             "not import Triton, so write `tl.int64` or the like in place of a name of your own"
@@ -231,7 +228,7 @@ def _is_by_text(variant: Variant) -> bool:
     """Whether launches read the decorators of a function in its text, and not Triton's objects."""
     with contextlib.suppress(KeyError):
         try:
-            triton_text.functions(variant.source.paths[0]).decorators(variant.function)
+            triton_text.functions(variant.source.paths[0])[variant.function]
         except triton_text.UntoldByText:
             return False
     return True
@@ -258,7 +255,7 @@ def _function(module: ModuleType, variant: Variant, *, by_text: bool) -> Any:
     known = name in found
     told = ""
     if known and by_text:
-        told = triton_decorators.difference(found.decorators(name), real)
+        told = triton_decorators.difference(found[name], real)
     if not known or told:
         raise TypeError(
             f"a launch reads the decorators of `{name}` in the text, without Triton, and "
@@ -267,9 +264,8 @@ def _function(module: ModuleType, variant: Variant, *, by_text: bool) -> Any:
         )
     while not isinstance(fn, JITFunction):  # the variant has the choices of the others
         fn = fn.fn
-    theirs = {p.name for p in fn.params if p.is_constexpr}
-    if by_text and found[name].constexprs != theirs:
-        wrong = min(found[name].constexprs ^ theirs)
+    if by_text and (unlike := found[name].constexprs ^ real.constexprs):
+        wrong = min(unlike)
         raise TypeError(
             f"`{wrong}` is annotated by a name of the file's own: write `{wrong}: tl.constexpr` "
             "for a constexpr, as launches read the text, and no other annotation so"
