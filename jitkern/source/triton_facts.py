@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import functools
 import importlib.util
 import os
@@ -237,12 +236,10 @@ class _NotedText(LaunchText):
 
     def _compiled(self, tree: Any, mode: str) -> CodeType:
         """Return the code of a part of the text in which each use of an unknown value fails."""
-        code: CodeType = compile(tree, self.path, mode, self.flags, True)
-        if any(map(_asks, ast.walk(tree))):
-            asking = ast.fix_missing_locations(_AskingEverywhere().visit(copy.deepcopy(tree)))
-            written = codes_in(code)
-            code = compile(asking, self.path, mode, self.flags, True)
-            self._notes.written.update(zip(codes_in(code), written))
+        written: CodeType = compile(tree, self.path, mode, self.flags, True)
+        asking = ast.fix_missing_locations(_AskingEverywhere().visit(tree))
+        code: CodeType = compile(asking, self.path, mode, self.flags, True)
+        self._notes.written.update(zip(codes_in(code), codes_in(written)))
         return code
 
     def _fail(self, node: ast.stmt, error: BaseException) -> None:
@@ -407,12 +404,3 @@ class _AskingEverywhere(AskingKnown, ast.NodeTransformer):
         if any(isinstance(n, leaving) for part in node.finalbody for n in ast.walk(part)):
             raise NotTold("`finally` ends with another statement")
         return node
-
-
-def _asks(node: ast.AST) -> bool:
-    """Whether a part of a statement may take an unknown value as any other, or hide its error."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in _TAKING_ANY
-    if isinstance(node, ast.Compare):
-        return any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
-    return isinstance(node, ast.Match) or (isinstance(node, ast.Try) and bool(node.finalbody))
