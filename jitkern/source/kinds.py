@@ -137,10 +137,9 @@ class Source:
 
     kind: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
-    one_file: ClassVar[bool] = False
     devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
-    in_python: ClassVar[bool] = False  # whether its kernels are functions of Python
+    in_python: ClassVar[bool] = False  # whether its kernels are functions of one Python file
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
     seconds: ClassVar[float] = 0.4  # that a compile usually takes
     function: str = ""  # of an Extension
@@ -202,10 +201,11 @@ class Source:
         if text and (len(self.files) != 1 or Path(self.files[0]).name != self.files[0]):
             raise _refusal(f"a text is one file, with a name and no folder, got {self.files}")
         wrong = [file for file in self.files if not file.endswith(self.suffixes)]
-        if wrong or not self.files or (self.one_file and len(self.files) > 1):
+        if wrong or not self.files or (self.in_python and len(self.files) > 1):
+            what = "one file" if self.in_python else "files"
             raise _refusal(
-                f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
-                f"{' or '.join(self.suffixes)}, or the text of one, got "
+                f"{type(self).__name__} takes {what} ending in {' or '.join(self.suffixes)}, "
+                "or the text of one, got "
                 + (f"`{', '.join(self.files)}`" if any(self.files) else "neither")
             )
         if len(set(self.files)) != len(self.files):
@@ -289,15 +289,17 @@ class Source:
 
     @property
     def roots(self) -> list[Include]:
-        """The directories that `#include` searches, in order."""
+        """The directories that `#include` searches, in order; for kernels, jitkern's is last."""
         shared = Path(self.home).parent / "include"
-        beside = [Include(str(shared))] if shared.is_dir() else []
+        last = [Include(str(shared))] if shared.is_dir() else []
+        if self.runs in (CUDA, HOST):
+            last.append(Include(shared_include()))
         inside = dict.fromkeys(str(path.parent) for path in self.paths)
         return [
             *(Include(path) for path in inside if Path(path) != Path(self.home)),
             Include(self.home),
             *(Include(str(Path(self.home, i.path)), i.version) for i in self.include),
-            *beside,
+            *last,
         ]
 
     @property
@@ -337,11 +339,6 @@ class Cuda(Source):
             )
         self.arch_specific = arch_specific
 
-    @property
-    def roots(self) -> list[Include]:
-        """The directories that `#include` searches, in order; the folder of jitkern's is last."""
-        return [*super().roots, Include(shared_include())]
-
 
 class Cpp(Source):
     """C or C++ for the CPU: functions and templates over raw pointers, no Torch header.
@@ -376,11 +373,6 @@ class Cpp(Source):
         """Whether the files are C rather than C++."""
         return self.files[0].endswith(".c")
 
-    @property
-    def roots(self) -> list[Include]:
-        """The directories that `#include` searches, in order; the folder of `float16.h` is last."""
-        return [*super().roots, Include(shared_include())]
-
 
 class Triton(Source):
     """A `.py` file of `@triton.jit` functions, or one such function of a file or a cell."""
@@ -392,7 +384,6 @@ class Triton(Source):
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     seconds: ClassVar[float] = 1.0
     in_python: ClassVar[bool] = True
-    one_file: ClassVar[bool] = True
 
     @config.hide_internal_frames
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
