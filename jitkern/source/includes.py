@@ -48,11 +48,10 @@ _LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a
 
 
 class File(NamedTuple):
-    """A file under one of its labels. path: "" for a text without a file."""
+    """A file under one of its labels."""
 
     label: str
     path: str
-    data: bytes | None = None  # None: not read yet
 
 
 class Name(NamedTuple):
@@ -73,35 +72,33 @@ class Walked:
 
 
 def walk(
-    queue: list[File], find: Callable[[File, Name], Iterable[File]], memory: Walked | None = None
+    queue: list[File], find: Callable[[File, Name], Iterable[File]], known: Walked
 ) -> Iterator[tuple[str, str, bytes, bool]]:
     """Yield the files in the queue and all that they name, as (label, path, content, computed).
 
     find: the files that a name in a file means. computed: whether a macro may name more files. A
     file with several labels comes under each. The caller may add files to the queue meanwhile.
     """
-    known = memory or Walked()
-    done: set[tuple[str, str]] = set()
+    done: set[File] = set()
     followed: set[tuple[str, str]] = set()
     for file in queue:  # it grows
-        label, path, text = file
+        label, path = file
         if path not in known.places:
-            above = os.path.realpath(os.path.dirname(path)) if path else ""  # noqa: PTH120
-            known.places[path] = os.path.realpath(path) if path else "", above
+            above = os.path.realpath(os.path.dirname(path))  # noqa: PTH120
+            known.places[path] = os.path.realpath(path), above
         resolved, above = known.places[path]
-        if (label, resolved) in done:
+        if File(label, resolved) in done:
             continue
-        done.add((label, resolved))
-        name = resolved or label
-        if name not in known.texts:
-            data = Path(path).read_bytes() if text is None else text
-            known.texts[name] = data, *included(data)
-        data, names, computed = known.texts[name]
+        done.add(File(label, resolved))
+        if resolved not in known.texts:
+            data = Path(path).read_bytes()
+            known.texts[resolved] = data, *included(data)
+        data, names, computed = known.texts[resolved]
         yield label, resolved, data, computed
-        if (above or label, resolved) not in followed:  # by a link, a name may mean another file
-            followed.add((above or label, resolved))
+        if (above, resolved) not in followed:  # by a link, a name may mean another file
+            followed.add((above, resolved))
             if file not in known.found:
-                known.found[file] = [f for named in names for f in find(File(label, path), named)]
+                known.found[file] = [f for named in names for f in find(file, named)]
             queue += known.found[file]
 
 
