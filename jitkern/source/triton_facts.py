@@ -227,18 +227,10 @@ class _NotedText(LaunchText):
         self._exec(node)
         return self.names[node.name]
 
-    def _exec(self, node: ast.stmt) -> None:
-        self._begin(node)
-        exec(self._compiled(ast.Module([node], []), "exec"), self.names)  # noqa: S102  the author's own
-
-    def _applied(self, decorator: ast.expr, value: Any) -> Any:
-        return eval(self._compiled(ast.Expression(decorator), "eval"), self.names)(value)  # noqa: S307
-
-    def _compiled(self, tree: Any, mode: str) -> CodeType:
+    def _compiled(self, tree: ast.Module | ast.Expression) -> CodeType:
         """Return the code of a part of the text in which each use of an unknown value fails."""
-        written: CodeType = compile(tree, self.path, mode, self.flags, True)
-        asking = ast.fix_missing_locations(_AskingEverywhere().visit(tree))
-        code: CodeType = compile(asking, self.path, mode, self.flags, True)
+        written = super()._compiled(tree)
+        code = super()._compiled(ast.fix_missing_locations(_AskingEverywhere().visit(tree)))
         self._notes.written.update(zip(codes_in(code), codes_in(written)))
         return code
 

@@ -294,12 +294,17 @@ class PythonText(abc.ABC):
 
     def _applied(self, decorator: ast.expr, value: Any) -> Any:
         """Apply a decorator to a value; returns the result."""
-        code = compile(ast.Expression(decorator), self.path, "eval", self.flags, True)
-        return eval(code, self.names)(value)  # noqa: S307  the kernel author's own code
+        return eval(self._compiled(ast.Expression(decorator)), self.names)(value)  # noqa: S307  the author's own
 
     def _exec(self, node: ast.stmt) -> None:
-        code = compile(ast.Module([node], []), self.path, "exec", self.flags, True)
-        exec(code, self.names)  # noqa: S102  the kernel author's own code
+        self._begin(node)
+        exec(self._compiled(ast.Module([node], [])), self.names)  # noqa: S102  the kernel author's own code
+
+    def _compiled(self, tree: ast.Module | ast.Expression) -> CodeType:
+        """Return the code of a part of the text."""
+        mode = "exec" if isinstance(tree, ast.Module) else "eval"
+        code: CodeType = compile(tree, self.path, mode, self.flags, True)
+        return code
 
 
 class AskingKnown(ast.NodeTransformer):

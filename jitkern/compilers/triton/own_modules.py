@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jitkern.source.module_spec import spec_in
@@ -372,9 +372,8 @@ class OwnText(PythonText):
     def _explained(self, error: BaseException, line: int) -> BaseException:
         return error
 
-    def _exec(self, node: ast.stmt) -> None:
-        self._begin(node)
-        super()._exec(AskingKnown().visit(node))
+    def _compiled(self, tree: ast.Module | ast.Expression) -> CodeType:
+        return super()._compiled(AskingKnown().visit(tree))
 
     def _decorated(self, node: ast.FunctionDef) -> Any:
         if not is_kernel(node):
