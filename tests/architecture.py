@@ -31,7 +31,7 @@ BUDGETS = {
     "files": 430,
     "config": 1001,
     "cache": 1888,
-    "source": 4025,
+    "source": 4018,
     "cache_tools": 1790,
     "remote": 2261,
     "calls": 750,

@@ -31,11 +31,9 @@ class NotConstant(Exception):
 
 def encoded(value: Any, source: Source) -> Constant:  # noqa: PLR0911  a table of cases
     """Return a constant of a kernel of this source as plain data. Raises NotConstant."""
-    if type(value) is int or type(value) is bool:
-        return value
     if isinstance(value, enum.Enum):
         return _enum(value, source)
-    if isinstance(value, bool):  # a Symbol
+    if isinstance(value, bool):  # also a Symbol
         return value
     if isinstance(value, int):
         return int(value)

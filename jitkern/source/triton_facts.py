@@ -39,7 +39,6 @@ from jitkern.source.triton_text import (
     ASKING_KNOWN,
     READING,
     AskingKnown,
-    Functions,
     LaunchText,
     UntoldByText,
     is_kernel,
@@ -109,8 +108,7 @@ def read(source: Source, function: str) -> Reading:
     notes = _Notes(source)
     path = str(source.paths[0])
     try:
-        text = notes.text(path, source.package)
-        found = Functions(path, text.tree, text.names)[function]
+        found = notes.text(path, source.package).function(function)
         notes.check(found)
     except NotTold as e:
         raise UntoldByText(str(e) if _PLACED in str(e) else f"{path}: error: {e}") from e

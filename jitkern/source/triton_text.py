@@ -59,46 +59,26 @@ class Functions(Mapping[str, TritonFunction]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError.
 
     `name.fn` is a function without the decorators above `@triton.jit`.
-    names: the values that the statements give, if they have been run.
     """
 
-    def __init__(self, path: str, tree: ast.Module, names: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str, tree: ast.Module) -> None:
         self._path = path
         self._tree = tree
-        self._known_names = names
         self.others: dict[str, Any] = {}  # what is known of functions that the text does not tell
         nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self._listed = list(dict.fromkeys(node.name for node in nodes if is_kernel(node)))
         self._read: dict[str, TritonFunction] = {}
 
     @functools.cached_property
-    def _names(self) -> dict[str, Any]:
-        if self._known_names is not None:
-            return self._known_names
+    def _text(self) -> LaunchText:
         text = LaunchText(self._path)
         text.run(self._tree)
-        return text.names
+        return text
 
     def __getitem__(self, name: str) -> TritonFunction:
         if name not in self._read:
-            self._read[name] = self._function(name)
+            self._read[name] = self._text.function(name)
         return self._read[name]
-
-    def _function(self, name: str) -> TritonFunction:
-        stem = name.removesuffix(BARE)
-        value = self._names.get(name, self._names[stem])
-        value = value if name == stem else bare(value) or value
-        if isinstance(value, Standin):
-            raise KeyError(name)  # of Triton, imported under this name
-        if isinstance(value, Unknown):
-            raise value.why
-        try:
-            return read(value)
-        except UnsupportedDecorator as e:
-            line = inner(value).__code__.co_firstlineno
-            raise CompileError(f"{self._path}({line}): error: {e}") from e
-        except TypeError:
-            raise KeyError(name) from None
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -396,6 +376,23 @@ class LaunchText(PythonText):
                 node.args.defaults = [*map(_literal, node.args.defaults)]
                 node.args.kw_defaults = [d and _literal(d) for d in node.args.kw_defaults]
         super().run(tree)
+
+    def function(self, name: str) -> TritonFunction:
+        """Return a jit function of the file. Raises KeyError and CompileError."""
+        stem = name.removesuffix(BARE)
+        value = self.names.get(name, self.names[stem])
+        value = value if name == stem else bare(value) or value
+        if isinstance(value, Standin):
+            raise KeyError(name)  # of Triton, imported under this name
+        if isinstance(value, Unknown):
+            raise value.why
+        try:
+            return read(value)
+        except UnsupportedDecorator as e:
+            line = inner(value).__code__.co_firstlineno
+            raise CompileError(f"{self.path}({line}): error: {e}") from e
+        except TypeError:
+            raise KeyError(name) from None
 
     def _explained(self, error: BaseException, line: int) -> BaseException:
         if isinstance(error, CompileError):
