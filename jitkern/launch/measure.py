@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import (
@@ -131,7 +132,10 @@ def arguments_for(
     with _room_for("the arguments that the op changes", "give `.tune`"):
         for position, name in tuned.signature.changed:
             copied(kwargs[name] if name in kwargs else args[position], copies)
-    return _exchanged(args, copies), {n: _exchanged(v, copies) for n, v in kwargs.items()}
+    replaced: tuple[Sequence[Any], Mapping[str, Any]] = tree_map_only(
+        torch.Tensor, lambda tensor: copies.get(id(tensor), tensor), (args, kwargs)
+    )
+    return replaced
 
 
 def copies_for(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -196,13 +200,6 @@ def copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
             copies[id(value)] = copy_of(value)
         return copies[id(value)]
     return [copied(item, copies) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _exchanged(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
-    """Return `value` with each tensor replaced by its copy."""
-    if isinstance(value, torch.Tensor):
-        return copies.get(id(value), value)
-    return [_exchanged(v, copies) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
