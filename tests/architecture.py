@@ -39,7 +39,7 @@ BUDGETS = {
     "loading": 645,
     "jit": 828,
     "adopt": 1701,
-    "launch": 3276,
+    "launch": 3267,
     "trace": 2795,
     "runtime": 3260,
     "op": 2958,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
-from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch, table_of
+from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
 
 if TYPE_CHECKING:
     from jitkern.launch.strides import Strides
@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 Pack = Callable[[Any], Any]
 
 
-class Misfit(Exception):
-    """An argument does not plainly fit its parameter."""
-
-
 class ArgumentPacker:
-    """The packing of arguments for these parameters, for kernels on a device."""
+    """The packing of arguments for these parameters, none a table, for kernels on a device."""
 
     def __init__(self, parameters: Sequence[str], device: torch.device) -> None:
         self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device says
@@ -58,7 +54,7 @@ class ArgumentPacker:
                     return None
                 else:
                     values.append(arg.data_ptr())
-        except (Misfit, AttributeError, TypeError):
+        except (AttributeError, TypeError):  # it does not plainly fit
             return None
         return values
 
@@ -74,18 +70,12 @@ def _kind_of(code: str) -> tuple[frozenset[torch.dtype], Pack | None]:
 def _pack(code: str) -> Pack:
     if code == TENSOR_MAP:
         return lambda tensor_map: tensor_map.encoded  # an AttributeError for anything else
-    if table_of(code):
-        return _refused
     kind: Any = bool if code == "bool" else float if code[:1] == "f" else int
     low, high = (-math.inf, math.inf) if kind is bool else limits_of(code)
 
     def number(value: Any) -> Any:
         if type(value) is not kind or not low <= value < high:
-            raise Misfit
+            raise TypeError
         return value
 
     return number
-
-
-def _refused(_: Any) -> Any:
-    raise Misfit  # all tensors of a table are checked anyway

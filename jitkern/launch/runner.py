@@ -224,7 +224,8 @@ class Runner:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
-            packs = None if pair else ArgumentPacker(compiled.parameters, self.device)
+            checks = pair or any(map(table_of, compiled.parameters))  # each tensor of a table
+            packs = None if checks else ArgumentPacker(compiled.parameters, self.device)
             self._ready[form] = PreparedLaunch(
                 compiled, f"`{call.function}` of {self.where}", packs
             )
