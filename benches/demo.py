@@ -34,7 +34,7 @@ HEADER = "kernel", "source", "first call", "warm start", "a call", "PyTorch", "e
 NEXT = """
 A kernel of your own:  jitkern init --kernel NAME, and docs/author_guide.md
 a formula as kernel:   docs/pointwise.md
-every shipped op:      jitkern prewarm, then jitkern check
+every shipped op:      jitkern prewarm, then jitkern check jitkern
 which tools work here: jitkern doctor
 the documentation:     make docs
 """

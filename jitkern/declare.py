@@ -92,6 +92,8 @@ def kernel(
 
 def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
     """Refuse a name that the op cannot have, and keywords that there are not."""
+    if not isinstance(schema, str):
+        raise DeclarationError(f"`{schema!r:.80}` is no schema of an op: write it as a string")
     name = schema.partition("(")[0]
     if len(name) > MAX_NAME:
         raise DeclarationError(

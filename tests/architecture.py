@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1519,
+    "beside": 1521,
     "files": 430,
     "config": 1001,
     "cache": 1888,
@@ -47,7 +47,7 @@ BUDGETS = {
     "dropin": 567,
     "composition": 4086,
     "prewarming": 1840,
-    "devtools": 1136,
+    "devtools": 1141,
     "inference": 32,
     "service": 1566,
     "cli": 3626,

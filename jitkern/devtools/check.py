@@ -66,7 +66,7 @@ def checks_of(
         samples, problem = _samples(op, device)
         forward = [o for o in op_room.op.OPS.values() if o.gradient and o.gradient.op is op]
         if not samples and forward and not op.declaration.samples:
-            note = f"it has no samples: {forward[0].name} checks it as its gradient"
+            note = f"no samples: {forward[0].name} checks it as its gradient, without guard bytes"
             yield OpCheck(op.name, device, "", "samples", None, note)
             continue
         if problem:
@@ -85,16 +85,17 @@ def checks_of(
         elif op.declaration.reference and not any(row.ok for row in rows):
             untried = f"no kernel ran: {rows[0].note}"  # it would see the reference alone
         if untried:
-            yield OpCheck(op.name, device, "", "opcheck", None, untried)
+            for name in ("opcheck", "gradient", "gradcheck") if op.gradient else ("opcheck",):
+                yield OpCheck(op.name, device, "", name, None, untried)
             continue
-        row = row_of(device, "", "opcheck", _opcheck, samples)
-        yield row
-        for check in (_gradient, _gradcheck) if op.gradient else ():
-            name = check.__name__[1:]
-            if row.ok is False:
-                yield OpCheck(op.name, device, "", name, None, _AFTER_FAILED)
-            else:
-                yield row_of(device, "", name, check, samples)
+        yield row_of(device, "", "opcheck", _opcheck, samples)
+        wrong: bool | None = None
+        for check in (_gradient, _gradcheck) if op.gradient else ():  # also after a failed opcheck,
+            name = check.__name__[1:]  # which tells of a wrong gradient without its numbers
+            row = OpCheck(op.name, device, "", name, None, _AFTER_FAILED)
+            row = row if wrong else row_of(device, "", name, check, samples)
+            wrong = row.ok is False
+            yield row
 
 
 def _samples(op: Op, device: str) -> tuple[list[tuple[Any, ...]], str]:

@@ -12,17 +12,20 @@ from jitkern.named_tuple import NamedTuple
 
 _BYTES = 4096  # on each side: a multiple of every alignment
 _ALIGNMENT = 256  # of an address, which a copy keeps
-_FILL = 0x7B  # a large number in every dtype, so that what is read outside spoils a result
+# Large numbers in every dtype, so that what is read outside spoils a result. Each buffer has a
+# different one: a kernel that copies what it reads beyond a tensor is seen to write beyond another.
+_FILLS = range(0x74, 0x7C)
 
 
 class GuardedTensor(NamedTuple):
-    """A tensor inside a buffer: its bytes are those from `first` to `last`."""
+    """A tensor inside a buffer: its bytes are those from `first` to `last`, the others `fill`."""
 
     what: str
     tensor: torch.Tensor
     buffer: torch.Tensor
     first: int
     last: int
+    fill: int
 
 
 class GuardBytes(TorchDispatchMode):
@@ -54,22 +57,23 @@ class GuardBytes(TorchDispatchMode):
         span = sum((n - 1) * s for n, s in zip(shape, strides)) + 1 if tensor.numel() else 0
         first = _BYTES + tensor.data_ptr() % _ALIGNMENT
         last = first + span * tensor.element_size()
-        buffer = torch.full((last + _BYTES,), _FILL, dtype=torch.uint8, device=tensor.device)
+        fill = _FILLS[len(self._guarded) % len(_FILLS)]
+        buffer = torch.full((last + _BYTES,), fill, dtype=torch.uint8, device=tensor.device)
         inside = buffer[first:last].view(tensor.dtype)
         if copy:
             inside.copy_(tensor.detach().as_strided((span,), (1,)))
         inside = inside.as_strided(shape, strides, inside.storage_offset())
-        self._guarded.append(GuardedTensor(what, inside, buffer, first, last))
+        self._guarded.append(GuardedTensor(what, inside, buffer, first, last, fill))
         return inside
 
     def check(self, results: Mapping[str, torch.Tensor]) -> None:
         """Raise AssertionError for guard bytes that were written, with the name of the tensor."""
         names = {t.untyped_storage().data_ptr(): f"result `{n}`" for n, t in results.items()}
-        for what, tensor, buffer, first, last in self._guarded:
+        for what, tensor, buffer, first, last, fill in self._guarded:
             size = tensor.element_size()
             sides = ("before its beginning", 0, first), ("after its end", last, len(buffer))
             for side, start, stop in sides:
-                bytes_ = (buffer[start:stop] != _FILL).nonzero() + start - first
+                bytes_ = (buffer[start:stop] != fill).nonzero() + start - first
                 written = (bytes_ // size).unique()  # some bytes of an element may be as before
                 if not len(written):
                     continue

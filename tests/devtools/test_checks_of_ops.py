@@ -187,7 +187,7 @@ def test_an_op_that_is_a_gradient_needs_no_samples():
     forward.backward(backward)
     (row,) = check.checks_of(backward, ["cpu"])
     assert row.ok is None
-    assert row.note == f"it has no samples: {forward.name} checks it as its gradient"
+    assert row.note.startswith(f"no samples: {forward.name} checks it as its gradient")
 
 
 def test_infinite_terms_allow_no_error():
@@ -268,7 +268,7 @@ def test_an_error_of_a_backward_is_told_with_its_line():
     assert row.note == f"{__file__}:{line}: KeyError: 'slope'\nin test_aot_dispatch_dynamic"
 
 
-def test_a_changed_argument_has_a_remedy_and_no_gradient():
+def test_a_changed_argument_has_a_remedy_and_its_gradient():
     def changing(k, x):
         out = 2 * x
         x += 1
@@ -276,8 +276,7 @@ def test_a_changed_argument_has_a_remedy_and_no_gradient():
 
     rows = rows_of(changing, X, backward=lambda grad: 2 * grad)
     assert "was mutated: write `Tensor(a!) x` in the schema, or copy it" in rows["opcheck"].note
-    for name in ("gradient", "gradcheck"):
-        assert (rows[name].ok, rows[name].note) == (None, "not tried after a failed check")
+    assert rows["gradient"].ok
 
 
 def test_a_wrong_gradient_in_float64_is_told_shortly():
@@ -285,3 +284,18 @@ def test_a_wrong_gradient_in_float64_is_told_shortly():
     first, *numbers = rows["gradcheck"].note.splitlines()
     assert (rows["gradcheck"].ok, "Jacobian mismatch" in first) == (False, True)
     assert [line.partition(":")[0] for line in numbers] == ["numerical", "analytical"]
+
+
+def test_a_copy_of_what_lies_beyond_a_tensor_is_found():
+    text = 'extern "C" void copied(float* o, float* x, long n) { for (; n >= 0; n--) o[n] = x[n]; }'
+    op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(text=text))
+
+    @op.launch("cpu")
+    def launch(k, x):
+        out = torch.empty_like(x)
+        k.copied(out, x, x.numel())
+        return out
+
+    op.reference(lambda x: x.clone())
+    op.samples(lambda _: [X])
+    assert "the kernel wrote after its end" in next(check.checks_of(op, ["cpu"])).note
