@@ -1,9 +1,10 @@
 """The folder of a JIT: filled from entries of the cache, and what is new in it kept as entries.
 
     <root>/v1/run/<target>/<jit>-<digest>/        what the JIT reads and writes
-    <root>/v1/run/<target>/<jit>-<digest>.json    which files are known: size, time and SHA-256
+    <root>/v1/run/<target>/<jit>-<digest>.used    its time is that of the last use
 
-An entry holds files of one JIT: its artifacts are numbered, and `meta["files"]` says their paths.
+An entry holds files of one JIT: its artifacts are numbered. `meta["files"]` says their paths, and
+`meta["times"]` when they were changed. A file is new if no entry has it with this time or content.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import itertools
-import json
 import operator
 import os
 import shutil
@@ -20,22 +20,22 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from jitkern import cache as cache_room
 from jitkern.adopt.jits import RECORD, SKIPPED, Jit
 from jitkern.adopt.machine import Machine
 from jitkern.cache import VERSION, eviction
 from jitkern.cache.entry import Entry
-from jitkern.cache.key import SCHEMA, Key, canonical, digest_of, label_of
+from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.cache.layout import JITS
-from jitkern.cache.manifest import Manifest
+from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.files import atomic
 from jitkern.files.trust import digest
 from jitkern.named_tuple import NamedTuple
 
 KIND = "run"  # of the entries, and the namespace of their ops
+USED = ".used"
 BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
 PER_FILE = 2048  # bytes that a file counts for beside its own
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 class Folder:
     """The folder of a JIT on a machine, in the root of a cache.
 
-    elsewhere: a folder that the JIT has made by itself: nothing is known of its files.
+    elsewhere: a folder that the JIT has made by itself.
     """
 
     def __init__(
@@ -68,42 +68,45 @@ class Folder:
         name = machine.name_of(jit)
         place = cache.root / VERSION / JITS / self._target
         self.path = elsewhere or place / name
-        self._state_path = place / f"{name}.json"
+        self._mark = place / f"{name}{USED}"
         self._lock = f"{name.rpartition('-')[2]}-{self._target.encode().hex()[-16:]}"
-        self._label = label_of(self._op, name.rpartition("-")[2], self._target)
+        self._label = _label(self._target, name)
 
     def variables(self) -> dict[str, str]:
         """Return the environment that has the JIT use this folder."""
-        return {**dict.fromkeys(self.jit.variables, str(self.path)), **dict(self.jit.also)}
+        places = {name: str(self.path / inner) for name, inner in self.jit.variables.items()}
+        return {**places, **dict(self.jit.also)}
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the entries of all JITs for this target that are to be laid here."""
-        mine = [name for name in names if name.startswith(f"{self._label}-")]
-        known = self._state()["entries"] if mine else []
-        return [name for name in mine if name not in known]
+    def missing(self) -> dict[str, set[str]]:
+        """Return the paths that the folder lacks, by the newest entry that has each.
 
-    def lay(self, names: Iterable[str]) -> int:
+        What is here stays: the JIT may have changed it.
+        """
+        found = {}
+        here = {self._unit(path) for path in self._files()}
+        for name, manifest in self._manifests():
+            lacking = {path for path in _files_of(manifest) if self._unit(path) not in here}
+            lacking = {path for path in lacking if not (self.path / path).exists()}
+            here |= {self._unit(path) for path in lacking}
+            if lacking:
+                found[name] = lacking
+        return found
+
+    def lay(self) -> int:
         """Write what entries have and the folder lacks; return how many files. Raises CacheError.
 
-        names: of the entries of all JITs. Files are read through the checks of every lookup, and
-        appear whole, by renames. What is here stays: the JIT may have changed it.
+        Files are read through the checks of every lookup, and appear whole, by renames.
         """
-        if not self.missing(names):
+        if not self.missing():
             return 0
         laid = 0
         with self._writing():
-            state = self._state()
-            found = [self._cache.look_up(self._target, name).entry for name in self.missing(names)]
-            atomic.make_directory(self.path, 0o700, fsync=False)
-            here = {self._unit(path) for path in self._files()}
-            for entry in sorted(filter(None, found), key=_made, reverse=True):
-                files = _files_of(entry)
-                taken = {path: n for path, n in files.items() if self._unit(path) not in here}
-                for path, number in taken.items():
-                    laid += self._write(path, entry, number, state)
-                here |= {self._unit(path) for path in taken}
-                state["entries"].append(entry.path.name)
-            self._save(state)
+            for name, lacking in self.missing().items():
+                entry = self._cache.look_up(self._target, name).entry
+                files = _files_of(entry.manifest) if entry else {}
+                for path in lacking & files.keys():
+                    self._write(path, entry, files[path])
+                    laid += 1
         return laid
 
     def keep(self, settled: float = 0.0) -> Kept:
@@ -111,15 +114,15 @@ class Folder:
 
         settled: seconds since the last change of a file before it counts as whole.
         """
-        with contextlib.suppress(OSError):
-            os.utime(self._state_path)  # for `sweep`
+        if self.path.is_dir():
+            with contextlib.suppress(OSError):
+                self._mark.touch()
         odd: list[str] = []
         files = self._files(odd)
-        if not self._fresh(files, self._known()):
+        if not self._fresh(files):
             return Kept(left_out=(*odd,))
         with self._writing():
-            state = self._known()  # another process may have kept some
-            fresh = self._fresh(files, state)
+            fresh = self._fresh(files)  # another process may have kept some
             units: dict[str, list[str]] = defaultdict(list)
             for path in files:
                 units[self._unit(path)].append(path)
@@ -130,28 +133,30 @@ class Folder:
             wanted = [paths for unit, paths in new.items() if not reasons[unit]]
             for paths in _batches(wanted, files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    done = self._publish(paths, state, done)
-            if done.files:
-                self._save(state)
+                    done = self._publish(paths, done)
         return done
 
-    def _fresh(self, files: Mapping[str, os.stat_result], state: dict[str, Any]) -> set[str]:
-        """Return the files that have other content than when they were laid or kept."""
-        fresh = set()
-        for path, status in files.items():
-            *stamp, sha256 = state["files"].get(path, ("",))
-            with contextlib.suppress(OSError):  # removed meanwhile
-                if stamp != _stamp(status) and (not sha256 or sha256 != digest(self.path / path)):
-                    fresh.add(path)
-        return fresh
+    def _manifests(self) -> list[tuple[str, Manifest]]:
+        """Return the names and manifests of the entries for this folder, the newest first."""
+        found: dict[str, Manifest] = {}
+        for _, path in _entries(self._cache, self._target, self._label):
+            with contextlib.suppress(OSError, ValueError):
+                found.setdefault(path.name, Manifest.decode((path / NAME).read_bytes()))
+        return sorted(found.items(), key=lambda item: _made(item[1]), reverse=True)
 
-    def _known(self) -> dict[str, Any]:
-        """Return the state, without files if entries are gone: what they had is new again."""
-        state = self._state()
-        there = _there(self._cache, self._target, state["entries"])
-        return state if there == state["entries"] else {"entries": there, "files": {}}
+    def _fresh(self, files: Mapping[str, os.stat_result]) -> set[str]:
+        """Return the files whose content no entry has; those with a known time are not read."""
+        times: set[tuple[object, ...]] = set()
+        contents = set()
+        for _, manifest in self._manifests():
+            for path, number in _files_of(manifest).items():
+                size, sha256 = manifest.artifacts[number]
+                times.add((path, size, _time_of(manifest, number)))
+                contents.add((path, sha256))
+        changed = [path for path, status in files.items() if (path, *_stamp(status)) not in times]
+        return {path for path in changed if (path, digest(self.path / path)) not in contents}
 
-    def _publish(self, paths: list[str], state: dict[str, Any], done: Kept) -> Kept:
+    def _publish(self, paths: list[str], done: Kept) -> Kept:
         stamps = {path: _stamp((self.path / path).lstat()) for path in paths}
         numbers = {path: str(number) for number, path in enumerate(paths)}
         with self._cache.staging() as staging:
@@ -165,10 +170,11 @@ class Folder:
                 "jit": self._facts, "files": digests,
             }  # fmt: skip
             key = Key(inputs, digest_of(inputs), self._label)
-            meta = {"files": {n: path for path, n in numbers.items()}, "made": time.time_ns()}
+            meta = {
+                "files": {n: path for path, n in numbers.items()}, "made": time.time_ns(),
+                "times": {n: stamps[path][1] for path, n in numbers.items()},
+            }  # fmt: skip
             self._cache.publish(key, staging, Manifest(inputs, meta=meta))
-        state["entries"].append(key.name)
-        state["files"].update({path: [*stamps[path], digests[path]] for path in paths})
         size = sum(stamp[0] for stamp in stamps.values())
         return done._replace(files=done.files + len(paths), bytes=done.bytes + size)
 
@@ -198,30 +204,13 @@ class Folder:
         parts = path.split("/")
         return "/".join(parts[: self.jit.unit]) if 0 < self.jit.unit < len(parts) else path
 
-    def _write(self, path: str, entry: Entry, number: str, state: dict[str, Any]) -> int:
-        """Write a file of an entry unless one is there; return how many were written."""
+    def _write(self, path: str, entry: Entry, number: str) -> None:
         place = self.path / path
-        if place.exists():
-            return 0
         data = entry.read(number)
         atomic.make_directory(place.parent, 0o755, fsync=False)
         atomic.write(place, data)
-        sha256 = entry.manifest.artifacts[number].sha256
-        state["files"][path] = [*_stamp(place.lstat()), sha256]
-        return 1
-
-    def _state(self) -> dict[str, Any]:
-        """Return which entries and files are known: `{"entries": […], "files": {…}}`."""
-        with contextlib.suppress(OSError, ValueError):
-            self.path.stat()  # the folder may have been deleted, and is laid anew then
-            state = {} if self._elsewhere else json.loads(self._state_path.read_bytes())
-            if isinstance(state.get("entries"), list) and isinstance(state.get("files"), dict):
-                return dict(state)
-        return {"entries": [], "files": {}}
-
-    def _save(self, state: dict[str, Any]) -> None:
-        if not self._elsewhere:
-            atomic.write(self._state_path, canonical(state))
+        if changed := _time_of(entry.manifest, number):
+            os.utime(place, ns=(changed, changed))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -236,7 +225,7 @@ class Folder:
 def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
     """Delete the folders that were used least lately, so that all keep to limits; 0 keeps all."""
     uses = []
-    for path in (cache.root / VERSION / JITS).glob("*/*.json"):
+    for path in (cache.root / VERSION / JITS).glob(f"*/*{USED}"):
         with contextlib.suppress(OSError):
             sizes = [status.st_size for _, status in _walk(path.with_suffix(""))]
             used = path.stat().st_mtime
@@ -246,31 +235,32 @@ def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
         return not eviction.used_lately(path)
 
     for use in eviction.victims(uses, idle, max_size=max_size or None, max_age=max_age):
-        _delete(use.path)
-
-
-def _there(cache: Cache, target: str, names: Iterable[str]) -> list[str]:
-    """Return those of the entries for a target that the root or a layer has."""
-    folders = [root / VERSION / target for root in (cache.root, *cache.layers)]
-    return [name for name in names if any((folder / name).is_dir() for folder in folders)]
-
-
-def _stamp(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns]
+        atomic.delete(use.path.with_suffix(""))
+        atomic.delete(use.path)
 
 
 def forget(cache: Cache) -> None:
     """Delete the folders of which no entry is left."""
-    for path in (cache.root / VERSION / JITS).glob("*/*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            names = json.loads(path.read_bytes())["entries"]
-            if names and not _there(cache, path.parent.name, names):
-                _delete(path)
+    for path in (cache.root / VERSION / JITS).glob(f"*/*{USED}"):
+        target = path.parent.name
+        if not any(_entries(cache, target, _label(target, path.stem))):
+            atomic.delete(path.with_suffix(""))
+            atomic.delete(path)
 
 
-def _delete(state: Path) -> None:
-    atomic.delete(state.with_suffix(""))
-    atomic.delete(state)
+def _label(target: str, name: str) -> str:
+    """Return the label of the entries for the folder of this name."""
+    jit, _, digest = name.rpartition("-")
+    return label_of(f"{KIND}::{jit}", digest, target)
+
+
+def _entries(cache: Cache, target: str, label: str) -> Iterator[tuple[object, Path]]:
+    """Yield layer and path of the entries with a label, in the root and in the layers."""
+    return cache.places(lambda place, name: place == target and name.startswith(f"{label}-"))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def _walk(
@@ -314,17 +304,24 @@ def _batches(
         yield [path for _, paths in group for path in paths]
 
 
-def _made(entry: Entry) -> int:
+def _made(manifest: Manifest) -> int:
     """Return when an entry was made, in nanoseconds of Unix time."""
-    made = entry.manifest.meta.get("made")
+    made = manifest.meta.get("made")
     return made if isinstance(made, int) else 0
 
 
-def _files_of(entry: Entry) -> dict[str, str]:
+def _time_of(manifest: Manifest, number: str) -> int:
+    """Return when a file was last changed where it was kept, in nanoseconds; 0 if unknown."""
+    times = manifest.meta.get("times")
+    found = times.get(number) if isinstance(times, dict) else 0
+    return found if isinstance(found, int) else 0
+
+
+def _files_of(manifest: Manifest) -> dict[str, str]:
     """Return the number of each file of an entry by its path; none if a path leads elsewhere."""
-    files = entry.manifest.meta.get("files")
+    files = manifest.meta.get("files")
     if not isinstance(files, dict) or not all(isinstance(path, str) for path in files.values()):
         return {}
     odd = [p for p in files.values() if not p.isprintable() or p != os.path.normpath(f"/./{p}")[1:]]
-    known = "" not in files.values() and files.keys() <= entry.manifest.artifacts.keys()
+    known = "" not in files.values() and files.keys() <= manifest.artifacts.keys()
     return {path: number for number, path in files.items()} if known and not odd else {}

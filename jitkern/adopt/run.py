@@ -19,7 +19,7 @@ from typing import Any
 
 from jitkern import cache as cache_room, config, jit, remote
 from jitkern.adopt import events, folders, jits, start
-from jitkern.adopt.folders import KIND, Folder
+from jitkern.adopt.folders import Folder
 from jitkern.adopt.machine import machine_of
 from jitkern.cache import VERSION, layout
 from jitkern.cache.store import Cache
@@ -94,10 +94,9 @@ class Run:
         """Fill the folders from the remotes of the settings and from the cache."""
         for url in config.current().remotes:
             self._pull(url)
-        names = self._names()
-        for folder in self.folders if names else ():
+        for folder in self.folders:
             try:
-                self._laid += folder.lay(names)
+                self._laid += folder.lay()
             except CacheError as e:
                 self._tell(f"the cache of {folder.jit.name} is not filled: {e}")
 
@@ -142,14 +141,6 @@ class Run:
         variables = {**self._environment, **self._variables()}
         program = shutil.which(self._words[0], path=variables["PATH"]) or self._words[0]
         return start.RunningCommand(program, self._words, variables, self._mode)
-
-    def _names(self) -> list[str]:
-        """Return the entries of all JITs for this machine."""
-
-        def named(place: str, name: str) -> bool:
-            return place == self._target and name.startswith(f"{KIND}.")
-
-        return sorted({path.name for _, path in self.cache.places(named)})
 
     def _pull(self, url: str) -> None:
         """Fetch what a remote has for this machine; a remote that fails is left alone."""
@@ -234,8 +225,7 @@ class Run:
             return
         entries = [str(r / VERSION / self._target) for r in (self.cache.root, *self.cache.layers)]
         told = [("file", path, start.fact("file", path, {})) for path in entries]
-        names = self._names()  # after the time of their folder
-        if any(folder.missing(names) for folder in self.folders):
+        if any(folder.missing() for folder in self.folders):  # after the times of the entries
             return
         variables = self._variables()
         tools = variables["PATH"].partition(os.pathsep)[0]

@@ -139,7 +139,7 @@ def begin(arguments: Sequence[str]) -> int | None:
         return None
     for name, before in folders:
         if before:
-            os.utime(f"{name}.json")  # it is in use
+            open(f"{name}.used", "w").close()  # its time is that of the last use
     begun.pop().close()
     if sys.stderr and not quiet:
         try:  # noqa: SIM105  contextlib would take longer to import

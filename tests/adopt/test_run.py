@@ -371,7 +371,7 @@ def test_what_was_evicted_is_kept_again_once(run, cache_dir):
 @pytest.mark.long
 def test_a_folder_that_no_run_has_used_is_deleted(run, cache_dir):
     run()
-    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.json")
+    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.used")
     os.utime(state, (0, 0))
     run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere")
     assert not [*cache_dir.glob("v1/run/*/tvm_ffi-*")]
@@ -380,7 +380,7 @@ def test_a_folder_that_no_run_has_used_is_deleted(run, cache_dir):
 @pytest.mark.long
 def test_a_folder_that_was_not_used_lately_makes_room(run, cache_dir):
     run()
-    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.json")
+    [state] = cache_dir.glob("v1/run/*/tvm_ffi-*.used")
     run(command=("true",), TVM_FFI_CACHE_DIR="/elsewhere", JITKERN_MAX_SIZE="1")
     assert state.exists()  # it was used within the hour
     os.utime(state, (time.time() - 7200, time.time() - 7200))
@@ -442,10 +442,10 @@ def test_another_compiler_of_the_same_name_builds_again(run, tmp_path):
 
 def test_a_folder_that_a_layer_fills_outlasts_a_clear(tmp_path):
     cache = Cache(tmp_path / "root", (tmp_path / "layer",), fsync=False)
-    state = tmp_path / "root" / "v1" / "run" / "cpu" / "triton-1.json"
+    state = tmp_path / "root" / "v1" / "run" / "cpu-x86_64-torch2.13.0" / "triton-1.used"
     state.with_suffix("").mkdir(parents=True)
-    state.write_text('{"entries": ["run.triton-2"], "files": {}}')
-    entry = tmp_path / "layer" / "v1" / "cpu" / "run.triton-2"
+    state.touch()
+    entry = tmp_path / "layer" / "v1" / state.parent.name / f"run.triton.1-{2:016}"
     entry.mkdir(parents=True)
     folders.forget(cache)
     assert state.exists() and state.with_suffix("").exists()
