@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import itertools
-import operator
 import os
 import shutil
 import stat
@@ -101,12 +99,10 @@ class Folder:
             return 0
         laid = 0
         with self._writing():
+            atomic.make_directory(self.path, 0o700, fsync=False)
             for name, lacking in self.missing().items():
                 entry = self._cache.look_up(self._target, name).entry
-                files = _files_of(entry.manifest) if entry else {}
-                for path in lacking & files.keys():
-                    self._write(path, entry, files[path])
-                    laid += 1
+                laid += self._write(entry, lacking) if entry else 0
         return laid
 
     def keep(self, settled: float = 0.0) -> Kept:
@@ -142,19 +138,25 @@ class Folder:
         for _, path in _entries(self._cache, self._target, self._label):
             with contextlib.suppress(OSError, ValueError):
                 found.setdefault(path.name, Manifest.decode((path / NAME).read_bytes()))
-        return sorted(found.items(), key=lambda item: _made(item[1]), reverse=True)
+        newest = {name: max(_times_of(m).values(), default=0) for name, m in found.items()}
+        return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
     def _fresh(self, files: Mapping[str, os.stat_result]) -> set[str]:
         """Return the files whose content no entry has; those with a known time are not read."""
-        times: set[tuple[object, ...]] = set()
-        contents = set()
+        known = set()
+        contents = defaultdict(set)
         for _, manifest in self._manifests():
+            times = _times_of(manifest)
             for path, number in _files_of(manifest).items():
                 size, sha256 = manifest.artifacts[number]
-                times.add((path, size, _time_of(manifest, number)))
-                contents.add((path, sha256))
-        changed = [path for path, status in files.items() if (path, *_stamp(status)) not in times]
-        return {path for path in changed if (path, digest(self.path / path)) not in contents}
+                known.add((path, (size, times.get(number))))
+                contents[path].add(sha256)
+        return {
+            path
+            for path, status in files.items()
+            if (path, _stamp(status)) not in known
+            and (path not in contents or digest(self.path / path) not in contents[path])
+        }
 
     def _publish(self, paths: list[str], done: Kept) -> Kept:
         stamps = {path: _stamp((self.path / path).lstat()) for path in paths}
@@ -170,10 +172,8 @@ class Folder:
                 "jit": self._facts, "files": digests,
             }  # fmt: skip
             key = Key(inputs, digest_of(inputs), self._label)
-            meta = {
-                "files": {n: path for path, n in numbers.items()}, "made": time.time_ns(),
-                "times": {n: stamps[path][1] for path, n in numbers.items()},
-            }  # fmt: skip
+            times = {number: stamps[path][1] for path, number in numbers.items()}
+            meta = {"files": {n: path for path, n in numbers.items()}, "times": times}
             self._cache.publish(key, staging, Manifest(inputs, meta=meta))
         size = sum(stamp[0] for stamp in stamps.values())
         return done._replace(files=done.files + len(paths), bytes=done.bytes + size)
@@ -204,13 +204,16 @@ class Folder:
         parts = path.split("/")
         return "/".join(parts[: self.jit.unit]) if 0 < self.jit.unit < len(parts) else path
 
-    def _write(self, path: str, entry: Entry, number: str) -> None:
-        place = self.path / path
-        data = entry.read(number)
-        atomic.make_directory(place.parent, 0o755, fsync=False)
-        atomic.write(place, data)
-        if changed := _time_of(entry.manifest, number):
-            os.utime(place, ns=(changed, changed))
+    def _write(self, entry: Entry, lacking: set[str]) -> int:
+        """Write those of these files that an entry has, and return how many that are."""
+        times, files = _times_of(entry.manifest), _files_of(entry.manifest)
+        for path in lacking & files.keys():
+            place, data = self.path / path, entry.read(files[path])
+            atomic.make_directory(place.parent, 0o755, fsync=False)
+            atomic.write(place, data)
+            if changed := times.get(files[path]):
+                os.utime(place, ns=(changed, changed))
+        return len(lacking & files.keys())
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -296,25 +299,21 @@ def _batches(
 ) -> Iterator[list[str]]:
     """Yield the paths of one entry after the other; a unit is in one entry."""
     size = 0
-    sized = []
+    batch: list[str] = []
     for paths in units:
+        batch += paths
         size += sum(files[path].st_size + PER_FILE for path in paths)
-        sized.append((size // BATCH, paths))
-    for _, group in itertools.groupby(sized, key=operator.itemgetter(0)):
-        yield [path for _, paths in group for path in paths]
+        if size >= BATCH:
+            yield batch
+            size, batch = 0, []
+    if batch:
+        yield batch
 
 
-def _made(manifest: Manifest) -> int:
-    """Return when an entry was made, in nanoseconds of Unix time."""
-    made = manifest.meta.get("made")
-    return made if isinstance(made, int) else 0
-
-
-def _time_of(manifest: Manifest, number: str) -> int:
-    """Return when a file was last changed where it was kept, in nanoseconds; 0 if unknown."""
-    times = manifest.meta.get("times")
-    found = times.get(number) if isinstance(times, dict) else 0
-    return found if isinstance(found, int) else 0
+def _times_of(manifest: Manifest) -> dict[str, int]:
+    """Return when each file of an entry was last changed, in nanoseconds, by its number."""
+    times: dict[str, int] = manifest.meta.get("times", {})
+    return times
 
 
 def _files_of(manifest: Manifest) -> dict[str, str]:
