@@ -34,13 +34,9 @@ def note(**event: object) -> None:
 
     folder = os.environ.get(FOLDER)
     if folder:
-        line = json.dumps(event).encode() + b"\n"
         try:
-            descriptor = os.open(f"{folder}/{FILE}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
+            with open(f"{folder}/{FILE}", "ab", buffering=0) as file:
+                file.write(json.dumps(event).encode() + b"\n")
         except OSError:
             pass  # the run is over, and this process is not
 

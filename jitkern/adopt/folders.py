@@ -72,8 +72,7 @@ class Folder:
 
     def variables(self) -> dict[str, str]:
         """Return the environment that has the JIT use this folder."""
-        places = {name: str(self.path / inner) for name, inner in self.jit.variables.items()}
-        return {**places, **dict(self.jit.also)}
+        return {**dict.fromkeys(self.jit.variables, str(self.path)), **dict(self.jit.also)}
 
     def missing(self) -> dict[str, set[str]]:
         """Return the paths that the folder lacks, by the newest entry that has each.

@@ -28,7 +28,6 @@ from jitkern.target import (
 
 _PYTHON = re.compile(r"python3?(\.\d+)?t?")
 _DISTRIBUTION = r"^([^-\n]+)-([^-\n]+)(?:-.*)?\.(?:dist|egg)-info$"
-_NVIDIA = Path("/dev/nvidiactl")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -75,8 +74,10 @@ def machine_of(command: Sequence[str], environment: Mapping[str, str]) -> Machin
         for found in re.finditer(_DISTRIBUTION, "\n".join(os.listdir(folder)), re.MULTILINE):
             name = re.sub(r"[-_.]+", "-", found[1]).lower()
             versions.setdefault(name, found[2])
-    gpus = ["sm_{}{}".format(*c) for c in nvml_capabilities()] if _NVIDIA.exists() else []
-    torch, cuda = short_version(versions.get("torch", "0.0")), _cuda_of(folders)
+    gpus = ["sm_{}{}".format(*c) for c in nvml_capabilities()]
+    torch = short_version(versions.get("torch", "0.0"))
+    found_torch = [p for folder in folders if (p := Path(folder, "torch/version.py")).is_file()]
+    cuda = cuda_in(found_torch[0].read_text()) if found_torch else ""
     platform = this_platform()
     if gpus and cuda:
         target = Target("cuda", gpus[0], cuda, torch, platform)
@@ -84,14 +85,6 @@ def machine_of(command: Sequence[str], environment: Mapping[str, str]) -> Machin
         target = Target("cpu", platform.partition("_")[2], "", torch, platform)
     places = (program, interpreter, *map(Path, folders))
     return Machine(target, tuple(dict.fromkeys(gpus)), python, versions, places)
-
-
-def _cuda_of(folders: Sequence[str]) -> str:
-    """Return the CUDA of the installed Torch, e.g. `130`; "" without one."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            return cuda_in(Path(folder, "torch", "version.py").read_text())
-    return ""
 
 
 def _program_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple[Path, Path]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import marshal
 import os
 import shlex
 import shutil
@@ -108,7 +109,7 @@ class Run:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
                 # In a thread: a signal must not wait.
                 threading.Thread(target=self.keep, args=(SETTLED,), daemon=True).start()
-            newest = {folder.path: start.newest(str(folder.path)) for folder in self.folders}
+            newest = {path: start.newest(path) for path in (str(f.path) for f in self.folders)}
             self.keep()
             folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
             _sweep_beside(Path(command.scratch))
@@ -215,7 +216,7 @@ class Run:
         facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
         return [(kind, name, start.fact(kind, name, self._environment)) for kind, name in facts]
 
-    def _leave_note(self, newest: dict[Path, int]) -> None:
+    def _leave_note(self, newest: dict[str, int]) -> None:
         """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
         newest: the last changes of which everything is kept.
@@ -230,12 +231,10 @@ class Run:
         variables = self._variables()
         tools = variables["PATH"].partition(os.pathsep)[0]
         told += [*self._facts, ("file", tools, start.fact("file", tools, {}))]
-        told += [("set", name, value) for name, value in variables.items()]
-        told += [("folder", str(path), str(time_ns)) for path, time_ns in newest.items()]
-        told.append(("program", str(self.machine.places[0]), ""))
+        found = told, variables, [*newest.items()], str(self.machine.places[0])
         with contextlib.suppress(OSError):
             atomic.make_directory(note.parent, 0o700, fsync=False)
-            atomic.write(note, os.fsencode("\0".join(word for row in told for word in row)))
+            atomic.write(note, marshal.dumps(found))
 
 
 _VARIABLES = (  # those that begin so matter to what a run finds out
@@ -246,12 +245,12 @@ _VARIABLES = (  # those that begin so matter to what a run finds out
 
 def _events(scratch: str) -> list[dict[str, Any]]:
     """Return what processes of a run have noted."""
-    events_of = []
+    noted = []
     with contextlib.suppress(OSError):
         for line in Path(scratch, events.FILE).read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                events_of.append(json.loads(line))
-    return [event for event in events_of if isinstance(event, dict)]
+            with contextlib.suppress(ValueError):  # it was cut by a full disk
+                noted.append(json.loads(line))
+    return noted
 
 
 def _sweep_beside(scratch: Path) -> None:

@@ -7,6 +7,7 @@ told, `run` and all that it needs is not imported; otherwise while the command r
 
 from __future__ import annotations
 
+import marshal
 import os
 import sys
 import time
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SOON = 1.0  # seconds
-MODES = {"--frozen": "frozen", "--warn": "warn", "-q": "", "--quiet": ""}
+MODES = {"--frozen": "frozen", "--warn": "warn"}
+QUIET = ("-q", "--quiet")
 begun: list[RunningCommand] = []  # what runs already when `run` is imported
 
 
@@ -30,7 +32,8 @@ class RunningCommand(command_room.ChildCommand):
         self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
     ) -> None:
         """Start it. environment: also says where the caches are. Raises OSError."""
-        self.scratch = _made(environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES])  # noqa: S108
+        places = environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES]  # noqa: S108
+        self.scratch = _made(places)
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}
         own = {
             events.FOLDER: self.scratch,
@@ -50,18 +53,16 @@ class RunningCommand(command_room.ChildCommand):
         super().close()
 
 
-def _made(*places: str) -> str:
+def _made(places: Sequence[str]) -> str:
     """Make a folder of our own in the first of these places that takes it. Raises OSError."""
-    name = f"jitkern-run-{os.getpid()}-{os.urandom(8).hex()}"
-    *others, last = (f"{place}/{name}" for place in places)
-    for path in others:
-        try:
-            os.mkdir(path, 0o700)
-        except OSError:
-            continue
-        return path
-    os.mkdir(last, 0o700)
-    return last
+    path = f"{places[0]}/jitkern-run-{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        if not places[1:]:
+            raise
+        return _made(places[1:])
+    return path
 
 
 def note_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -118,20 +119,15 @@ def begin(arguments: Sequence[str]) -> int | None:
     environment = dict(os.environ)
     try:
         with open(note_of(words, environment), "rb") as file:
-            fields = os.fsdecode(file.read()).split("\0")
-        told = [*zip(fields[::3], fields[1::3], fields[2::3])]
-        facts = (row for row in told if row[0] not in ("set", "folder", "program"))
+            facts, variables, folders, program = marshal.load(file)  # noqa: S302  it is ours
         if any(fact(kind, name, environment) != value for kind, name, value in facts):
             return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError, TypeError):
         return None
-    environment.update({name: value for kind, name, value in told if kind == "set"})
-    folders = [(name, int(value)) for kind, name, value in told if kind == "folder"]
-    [program] = [name for kind, name, _ in told if kind == "program"]
     for name, before in folders:
         if os.path.isdir(name) != bool(before) or (before and not os.access(name, os.W_OK)):
             return None
-    command = RunningCommand(program, words, environment, mode)
+    command = RunningCommand(program, words, {**environment, **variables}, mode)
     begun.append(command)
     code = command.wait(command.started + SOON)
     noted = os.path.exists(f"{command.scratch}/{events.FILE}")
@@ -160,14 +156,15 @@ def finish() -> None:
 def _command_in(arguments: Sequence[str]) -> tuple[Sequence[str], str, bool]:
     """Return the command of plain arguments of `jitkern run`, the mode, and whether it is quiet.
 
-    No command where there are other arguments.
+    No command of other arguments.
     """
-    number = next((n for n, word in enumerate(arguments) if word not in MODES), len(arguments))
-    options, rest = arguments[:number], arguments[number:]
-    modes = {MODES[word] for word in options} - {""}
-    plain = len(modes) < 2 and "_ARGCOMPLETE" not in os.environ
-    if rest[:1] == ["--"]:
-        rest = rest[1:]
-    elif rest and rest[0][:1] == "-":
-        plain = False
-    return rest if plain else (), "".join(modes), bool({"-q", "--quiet"} & {*options})
+    number = 0
+    while number < len(arguments) and arguments[number] in (*MODES, *QUIET):
+        number += 1
+    options, words = {*arguments[:number]}, arguments[number:]
+    modes = [mode for option, mode in MODES.items() if option in options]
+    ends = words[:1] == ["--"]
+    unknown = not ends and "".join(words[:1]).startswith("-")
+    if unknown or len(modes) > 1 or "_ARGCOMPLETE" in os.environ:
+        return (), "", False
+    return words[ends:], "".join(modes), not options.isdisjoint(QUIET)
