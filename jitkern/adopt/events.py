@@ -6,6 +6,7 @@ Programs read this file by itself, also in environments without jitkern.
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False  # as in `typing`, whose import would delay the start of each process
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def begins(tool: str, what: str, where: str) -> str:
         f"nothing for it. Prepare it where compilers may run, with `{command}`, and carry it here "
         "with --push, `jitkern cache pack` or `jitkern remote push`"
     )
+
+
+def ended(tool: str, what: str, where: str, started: float) -> None:
+    """Note a compile that has ended. started: by `time.monotonic`."""
+    seconds = round(time.monotonic() - started, 3)
+    note(tool=tool, what=what, where=where, seconds=seconds)
 
 
 def compile_in(words: Any) -> tuple[str, str]:

@@ -100,13 +100,13 @@ def _counted(jit: str, name: str, module: Any) -> None:
     def compiles(*args: Any, **kwargs: Any) -> Any:
         what, where = _name_in(args) or "a kernel", _asked_at()
         _begins(jit, what, where)
-        started = time.perf_counter()
+        started = time.monotonic()
         _compiling.append(where)
         try:
             return compile_it(*args, **kwargs)
         finally:
             _compiling.remove(where)
-            _ended(jit, what, started, where)
+            events.ended(jit, what, where, started)
 
     setattr(owner, path[-1], compiles)
 
@@ -136,11 +136,6 @@ def _begins(tool: str, what: str, where: str) -> None:
 
         own = [line for line in traceback.extract_stack() if not _is_of_library(line.filename)]
         sys.stderr.write("".join((f"{message}\n", *traceback.format_list(own))))
-
-
-def _ended(tool: str, what: str, started: float, where: str) -> None:
-    seconds = round(time.perf_counter() - started, 3)
-    events.note(tool=tool, what=what, where=where, seconds=seconds)
 
 
 def _asked_at() -> str:
@@ -182,7 +177,7 @@ def _count_children(subprocess: Any) -> None:
     start, ended = subprocess.Popen.__init__, subprocess.Popen._handle_exitstatus
 
     def __init__(self: Any, args: Any, *rest: Any, **options: Any) -> None:  # noqa: N807
-        self._jitkern_started = *events.compile_in(args), time.perf_counter()
+        self._jitkern_started = *events.compile_in(args), time.monotonic()
         if "ninja" in f"{args}":
             _register(_asked_at())
         start(self, args, *rest, **options)
@@ -190,7 +185,7 @@ def _count_children(subprocess: Any) -> None:
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:
         tool, what, started = self.__dict__.pop("_jitkern_started", ("", "", 0.0))
         if tool:
-            _ended(tool, what, started, _asked_at())
+            events.ended(tool, what, _asked_at(), started)
         return ended(self, *args, **options)
 
     subprocess.Popen.__init__ = functools.update_wrapper(__init__, start)

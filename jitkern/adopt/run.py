@@ -113,7 +113,7 @@ class Run:
             self.keep()
             folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
             _sweep_beside(Path(command.scratch))
-            self._leave_note(newest)
+            self._leave_note(newest, command.program)
             happened = _events(command.scratch)
         finally:
             command.close()
@@ -216,10 +216,10 @@ class Run:
         facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
         return [(kind, name, start.fact(kind, name, self._environment)) for kind, name in facts]
 
-    def _leave_note(self, newest: dict[str, int]) -> None:
+    def _leave_note(self, newest: dict[str, int], program: str) -> None:
         """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
-        newest: the last changes of which everything is kept.
+        newest: the last changes of which everything is kept. program: may be a stand-in.
         """
         note = Path(start.note_of(self._words, self._environment))
         if config.current().remotes or not note.is_relative_to(self.cache.root):
@@ -231,10 +231,9 @@ class Run:
         variables = self._variables()
         tools = variables["PATH"].partition(os.pathsep)[0]
         told += [*self._facts, ("file", tools, start.fact("file", tools, {}))]
-        found = told, variables, [*newest.items()], str(self.machine.places[0])
         with contextlib.suppress(OSError):
             atomic.make_directory(note.parent, 0o700, fsync=False)
-            atomic.write(note, marshal.dumps(found))
+            atomic.write(note, marshal.dumps((told, variables, [*newest.items()], program)))
 
 
 _VARIABLES = (  # those that begin so matter to what a run finds out

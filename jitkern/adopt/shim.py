@@ -200,8 +200,7 @@ def _compile(real: str | None, name: str, arguments: list[str], what: str) -> in
         return _exec(real, name, arguments)
     started = time.monotonic()
     code = subprocess.call([real, *arguments])
-    seconds = round(time.monotonic() - started, 3)
-    events.note(tool=name, what=what, where=where, seconds=seconds)
+    events.ended(name, what, where, started)
     return code if code >= 0 else 128 - code
 
 

@@ -32,6 +32,7 @@ class RunningCommand(command_room.ChildCommand):
         self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
     ) -> None:
         """Start it. environment: also says where the caches are. Raises OSError."""
+        self.program = program
         places = environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES]  # noqa: S108
         self.scratch = _made(places)
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}
@@ -116,18 +117,17 @@ def begin(arguments: Sequence[str]) -> int | None:
     None: the command is not `begun`, or `run` has something to do when it ends.
     """
     words, mode, quiet = _command_in(arguments)
-    environment = dict(os.environ)
     try:
-        with open(note_of(words, environment), "rb") as file:
+        with open(note_of(words, os.environ), "rb") as file:
             facts, variables, folders, program = marshal.load(file)  # noqa: S302  it is ours
-        if any(fact(kind, name, environment) != value for kind, name, value in facts):
+        if any(fact(kind, name, os.environ) != value for kind, name, value in facts):
             return None
     except (OSError, ValueError, EOFError, TypeError):
         return None
     for name, before in folders:
         if os.path.isdir(name) != bool(before) or (before and not os.access(name, os.W_OK)):
             return None
-    command = RunningCommand(program, words, {**environment, **variables}, mode)
+    command = RunningCommand(program, words, {**os.environ, **variables}, mode)
     begun.append(command)
     code = command.wait(command.started + SOON)
     noted = os.path.exists(f"{command.scratch}/{events.FILE}")

@@ -326,6 +326,14 @@ def test_a_compiler_that_a_shell_starts_is_counted(run, folder):
 
 
 @pytest.mark.long
+def test_a_compiler_as_the_command_is_watched_at_each_start(run):
+    command = ("cc", "-c", "answer.c")
+    for _ in range(2):
+        assert "cc 1 (" in run(command=command).stderr
+    assert run("--frozen", command=command).returncode == 1
+
+
+@pytest.mark.long
 def test_push_and_pull(run, folder, cache_dir, elsewhere, tmp_path):
     url = f"file://{tmp_path}/bucket"
     assert run().returncode == 0
