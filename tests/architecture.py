@@ -38,7 +38,7 @@ BUDGETS = {
     "compilers": 5402,
     "loading": 645,
     "jit": 828,
-    "adopt": 1701,
+    "adopt": 1673,
     "launch": 3267,
     "trace": 2795,
     "runtime": 3260,

@@ -529,7 +529,8 @@ def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_pa
     this.keep()
     [entry] = Cache(cache_dir).paths()
     manifest = Manifest.decode((entry / NAME).read_bytes())
-    bad = manifest._replace(meta={**manifest.meta, "files": {"0": "../../../../stolen"}})
+    odd = {"files": {"0": "../../../../stolen"}, "times": {"0": "now"}}
+    bad = manifest._replace(meta={**manifest.meta, **odd})
     (entry / NAME).write_bytes(bad.encode())
     shutil.rmtree(folder.path)
     Run(["true"]).lay()
