@@ -311,10 +311,9 @@ def _batches(
 
 def _times_of(manifest: Manifest) -> dict[str, int]:
     """Return when each file of an entry was last changed, in nanoseconds, by its number."""
-    times = manifest.meta.get("times")
-    if isinstance(times, dict) and all(type(time_ns) is int for time_ns in times.values()):
-        return times
-    return {}  # anybody may have written the entry
+    times = manifest.meta.get("times", {})  # anybody may have written the entry
+    good = isinstance(times, dict) and all(type(time_ns) is int for time_ns in times.values())
+    return times if good else {}
 
 
 def _files_of(manifest: Manifest) -> dict[str, str]:
