@@ -44,8 +44,9 @@ def load_inline(
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
     and `use_pch` change nothing. Raises ValueError for `functions` of another type and for a name
-    that no module can have, NotImplementedError for SYCL, TargetError if no arch is known,
-    CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+    that no module can have, TypeError for flags that are a string, NotImplementedError for SYCL,
+    TargetError if no arch is known, CompileError, CompilerNotFound, NotCached, LoadError,
+    CacheError.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
@@ -129,13 +130,19 @@ def call_of(
     include: Paths | None,
     **rest: Any,
 ) -> dict[str, Any]:
-    """The arguments as plain data for JSON. Raises ValueError for a name no module can have."""
+    """The arguments as plain data for JSON.
+
+    Raises ValueError for a name no module can have, and TypeError for flags that are no list.
+    """
     last = name.rpartition(".")[2]
     if rest["output"] == "module" and not f"_{last}".isidentifier():  # a digit may come first
         raise ValueError(
             f"`{name}` cannot name a Python module: C++ has no function PyInit_{last}: write a "
             "name of letters, digits and `_`, or pass is_python_module=False"
         )
+    for flags in (cflags, cuda_cflags, ldflags, include):
+        if isinstance(flags, str):
+            raise TypeError(f"`{name}`: `{flags}` is a string: give a list of flags or folders")
     return {
         "name": name,
         "with_cuda": with_cuda,
