@@ -89,7 +89,7 @@ def checks_of(
                 yield OpCheck(op.name, device, "", name, None, untried)
             continue
         yield row_of(device, "", "opcheck", _opcheck, samples)
-        wrong: bool | None = None
+        wrong = False
         for check in (_gradient, _gradcheck) if op.gradient else ():  # also after a failed opcheck,
             name = check.__name__[1:]  # which tells of a wrong gradient without its numbers
             row = OpCheck(op.name, device, "", name, None, _AFTER_FAILED)
