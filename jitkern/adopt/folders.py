@@ -22,6 +22,7 @@ from pathlib import Path
 from jitkern import cache as cache_room
 from jitkern.adopt.jits import RECORD, SKIPPED, Jit
 from jitkern.adopt.machine import Machine
+from jitkern.adopt.start import USED
 from jitkern.cache import VERSION, eviction
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
@@ -33,7 +34,6 @@ from jitkern.files.trust import digest
 from jitkern.named_tuple import NamedTuple
 
 KIND = "run"  # of the entries, and the namespace of their ops
-USED = ".used"
 BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
 PER_FILE = 2048  # bytes that a file counts for beside its own
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
@@ -142,20 +142,19 @@ class Folder:
 
     def _fresh(self, files: Mapping[str, os.stat_result]) -> set[str]:
         """Return the files whose content no entry has; those with a known time are not read."""
-        known = set()
-        contents = defaultdict(set)
+        known: dict[str, set[object]] = defaultdict(set)  # sizes with times, and contents
         for _, manifest in self._manifests():
             times = _times_of(manifest)
             for path, number in _files_of(manifest).items():
                 size, sha256 = manifest.artifacts[number]
-                known.add((path, (size, times.get(number))))
-                contents[path].add(sha256)
-        return {
-            path
-            for path, status in files.items()
-            if (path, _stamp(status)) not in known
-            and (path not in contents or digest(self.path / path) not in contents[path])
-        }
+                known[path] |= {(size, times.get(number)), sha256}
+        fresh = set()
+        for path, status in files.items():
+            mine = known[path]
+            with contextlib.suppress(OSError):  # removed meanwhile
+                if _stamp(status) not in mine and not (mine and digest(self.path / path) in mine):
+                    fresh.add(path)
+        return fresh
 
     def _publish(self, paths: list[str], done: Kept) -> Kept:
         stamps = {path: _stamp((self.path / path).lstat()) for path in paths}

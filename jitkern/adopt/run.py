@@ -219,7 +219,7 @@ class Run:
     def _leave_note(self, newest: dict[str, int], program: str) -> None:
         """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
-        newest: the last changes of which everything is kept. program: may be a stand-in.
+        newest: the last changes of which everything is kept. program: may be a shim.
         """
         note = Path(start.note_of(self._words, self._environment))
         if config.current().remotes or not note.is_relative_to(self.cache.root):

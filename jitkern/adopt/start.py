@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SOON = 1.0  # seconds
 MODES = {"--frozen": "frozen", "--warn": "warn"}
 QUIET = ("-q", "--quiet")
+USED = ".used"  # behind the name of a folder: a file whose time is that of its last use
 begun: list[RunningCommand] = []  # what runs already when `run` is imported
 
 
@@ -135,7 +136,7 @@ def begin(arguments: Sequence[str]) -> int | None:
         return None
     for name, before in folders:
         if before:
-            open(f"{name}.used", "w").close()  # its time is that of the last use
+            open(f"{name}{USED}", "w").close()  # its time is that of the last use
     begun.pop().close()
     if sys.stderr and not quiet:
         try:  # noqa: SIM105  contextlib would take longer to import

@@ -521,6 +521,18 @@ def test_a_long_run_keeps_what_is_settled(cache_dir, tmp_path, monkeypatch):
     assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
 
 
+def test_a_file_removed_while_others_are_kept_is_no_error(cache_dir, monkeypatch):
+    this = Run(["true"])
+    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
+    folder.path.mkdir(parents=True)
+    (folder.path / "a").write_bytes(b"1")
+    this.keep()
+    os.utime(folder.path / "a", (1, 1))  # so it is read again
+    monkeypatch.setattr(folders, "digest", lambda path: Path(path, "gone").read_bytes())
+    this.keep()
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 1
+
+
 def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_path):
     this = Run(["true"])
     [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
