@@ -170,12 +170,12 @@ def _reference(
     ranks. An op may refuse that, and may not take other elements.
     """
     if not op.declaration.reference:
-        raise _Untried("the op has no reference")
+        raise _Untried("no reference to compare with: add `@op.reference`")
+    expected = [_expected_of(op, number, sample) for number, sample in enumerate(samples, 1)]
     layouts = [case for sample in _largest_of_each(samples) for case in _laid_out(op, sample)]
     refused: dict[str, None] = {}
     largest = 0.0
     measured = bool(op.declaration.tunings)  # without guards, so these come after the first call
-    expected = [_expected(op, sample) for sample in samples]
     with _only(op, device, source):
         for again in (False, True):
             for number, (sample, wanted) in enumerate(zip(samples, expected), 1):
@@ -201,6 +201,15 @@ def _reference(
     note = f"{counted(len(samples), 'sample')}, max error {largest:.2f} eps"
     note += f"; refused: {', '.join(refused)}" if refused else ""
     return f"{note}\nand {counted(len(layouts), 'call')} with another layout of a tensor"
+
+
+def _expected_of(op: Op, number: int, sample: Sequence[Any]) -> Expected:
+    """Return the results for a sample. Raises AssertionError if the reference refuses it."""
+    try:
+        return _expected(op, sample)
+    except Exception as e:
+        where = f"\nfrom the reference, on sample {number}, {_shapes(sample)}"
+        raise AssertionError(_told_with_line(op, e) + where) from e
 
 
 def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expected) -> None:
@@ -488,20 +497,20 @@ def _shape(value: Any) -> str:
     return f"[{', '.join(map(_shape, value))}]" if isinstance(value, list) else str(value)
 
 
-def _few(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the first samples of each combination of dtypes."""
+def _few(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield number and values of the first samples of each combination of dtypes."""
     seen: dict[Any, int] = {}
-    for sample in samples:
+    for number, sample in enumerate(samples, 1):
         dtypes = tuple(tensor.dtype for tensor in tensors_in(sample))
         seen[dtypes] = seen.get(dtypes, 0) + 1
         if seen[dtypes] <= _MOST:
-            yield sample
+            yield number, sample
 
 
 def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
     """Run `torch.library.opcheck`, with gradients too where the op has some."""
     count = 0
-    for sample in _few(samples):
+    for number, sample in _few(samples):
         args, kwargs = op.signature.complete(*op.signature.split(copied(sample)))
         try:
             torch.library.opcheck(op.overload, args, kwargs)
@@ -509,7 +518,9 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
                 torch.library.opcheck(op.overload, leaves(op, args), kwargs)
         except Exception as e:
             test = _FAILED.match(str(e))
-            text = _told_with_line(op, e.__cause__ or e) + (f"\nin {test[1]}" if test else "")
+            where = f"{test[1]}, " if test else ""
+            where += f"sample {number}, {_shapes(sample)}"
+            text = f"{_told_with_line(op, e.__cause__ or e)}\nin {where}"
             text = _MUTATED.sub(r"\g<0>: write `Tensor(a!) \1` in the schema, or copy it", text)
             raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1
