@@ -17,9 +17,9 @@ from jitkern import adopt, cache_tools, config, remote
 from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cache_tools.check import counted
-from jitkern.cli.output import say
+from jitkern.cli.output import YELLOW, say
 from jitkern.cli.parser import command_in, file_to_write, take_command, take_key
-from jitkern.cli.remote.connection import named_store, telling
+from jitkern.cli.remote.connection import UNSIGNED, named_store, telling
 from jitkern.remote.store import Store
 
 
@@ -100,3 +100,5 @@ def _push(this: adopt.run.Run, store: Store, key: Path | None) -> None:
     if chosen:
         with telling(store):
             remote.publish.push(this.cache, chosen, store, key=key, unsigned=key is None)
+        if key is None:
+            say(UNSIGNED, code=YELLOW)

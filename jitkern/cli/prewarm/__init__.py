@@ -21,7 +21,7 @@ from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose
 from jitkern.cli.output import YELLOW, Progress, print_json, say
 from jitkern.cli.parser import UsageError, at_least_one, file_to_read, take_key, take_targets
 from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
-from jitkern.cli.remote.connection import pushable, telling
+from jitkern.cli.remote.connection import UNSIGNED, pushable, telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE, Target, short_version
@@ -175,11 +175,7 @@ def _push(
     sent = sum(done.uploaded for done in pushed)
     print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
     if key is None:
-        say(
-            "what was pushed is not signed: machines use it only if `trusted_remotes` in their "
-            "settings file names the URL; --key FILE signs it",
-            code=YELLOW,
-        )
+        say(UNSIGNED, code=YELLOW)
     return sent
 
 

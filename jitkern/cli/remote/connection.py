@@ -16,6 +16,10 @@ from jitkern.remote.patience import retry
 from jitkern.remote.store import Readable, Service, Store, Unavailable
 from jitkern.target import Target
 
+UNSIGNED = (
+    "what was pushed is not signed: machines use it only if `trusted_remotes` in their settings "
+    "file names the URL; --key FILE signs it"
+)
 PATIENCE = 60.0  # seconds for a request that carries a bundle; the settings may say more
 
 
