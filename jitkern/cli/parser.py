@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import sys
@@ -86,17 +87,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line, and exit with 2."""
-        if "the following arguments are required: COMMAND" in message:
-            options = [word for word in self._words if word.startswith("-")]
-            if unknown := [w for w in options if w not in self._option_string_actions]:
+        if "the following arguments are required" in message:
+            if unknown := self._unknown_options():
                 self._refuse(unknown)
-            self.print_help(sys.stderr)  # a bare `jitkern`
-            sys.exit(2)
+            if "required: COMMAND" in message:
+                self.print_help(sys.stderr)  # a bare `jitkern`
+                sys.exit(2)
         choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
         if choice and (near := meant(choice[1], re.findall(r"[\w-]+", choice[2]))):
             message = message.partition(" (choose from")[0] + near
         say(then(message, f"see {self.prog} --help"))
         sys.exit(2)
+
+    def _unknown_options(self) -> list[str]:
+        """Return the options that this command does not have; some may be shortened."""
+        known = "\n".join(["", *self._option_string_actions])
+        options = itertools.takewhile(lambda word: word != "--", self._words)
+        names = [word.partition("=")[0] for word in options if word.startswith("-")]
+        return [n for n in names if f"\n{n if n.startswith('--') else n[:2]}" not in known]
 
     def _refuse(self, unknown: list[str]) -> NoReturn:
         wrong = unknown[0].partition("=")[0]

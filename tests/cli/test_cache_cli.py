@@ -259,6 +259,8 @@ def test_differences_in_words(there, wanted, line):
         (("ls", "--limit", "-1"), "not a number from 0 up"),
         (("prune", "--max-size", "x"), "expected 500MiB"),
         (("unpack",), "required"),
+        (("unpack", "-q", "--allow-unsinged"), "did you mean --allow-unsigned?"),
+        (("unpack", "--allow", "-v"), "required"),
         (("nosuch",), "invalid choice"),
     ],
 )
