@@ -204,9 +204,12 @@ def test_an_undefined_macro_names_it(build):
         build('extern "C" void k(T* x) {}')
 
 
-def test_a_missing_function_lists_what_there_is(build):
+@pytest.mark.parametrize(
+    ("name", "text"), [("k.cpp", 'extern "C" void k(int* x) {}'), ("k.c", "void k(int* x) {}")]
+)
+def test_a_missing_function_lists_what_there_is(build, name, text):
     with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
-        build('extern "C" void k(int* x) {}  // no other', function="other")
+        build(f"{text}  // no other", function="other", name=name)
 
 
 @pytest.mark.parametrize(

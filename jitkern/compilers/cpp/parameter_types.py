@@ -12,7 +12,9 @@ import re
 import string
 from collections.abc import Iterable
 
+from jitkern.compilers.result import no_function
 from jitkern.errors import CompileError
+from jitkern.source import cpp_text
 from jitkern.source.dtypes import DTYPES, SYNONYMS
 from jitkern.source.kinds import FUNCTION, Variant
 
@@ -118,10 +120,9 @@ def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
     name = re.escape(variant.function)
     match = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
     if not match:
-        raise CompileError(
-            f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`",
-            op=variant.op,
-        )
+        defined = cpp_text.functions_in(cpp_text.read(variant.source.paths[0]))
+        functions = (function for function in defined if function.defined)
+        raise CompileError(f"{variant.op}: {no_function(variant, functions)}", op=variant.op)
     # gcc lists `_Complex` as the macro of <complex.h>, and sizes of variable length as none
     parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", match.group(1))
     parameters = re.sub(r"(?:\[[^][]*\])+", "[]", parameters)
