@@ -97,12 +97,15 @@ _HOMES = {
     "UntrustedCache": "errors",
     "__version__": "_version",
 }
+_FOR_AUTHORS = ("kernel", "Cpp", "Cuda", "Extension", "Include", "Triton")
 _MODULES = ("ops", "declare", "cache_tools")
 
 __all__ = sorted({*_HOMES, *_MODULES} - {"__version__"})
 
 if not TYPE_CHECKING:
-    __getattr__ = on_first_use(__name__, _HOMES)
+    __getattr__ = on_first_use(
+        __name__, _HOMES, elsewhere=dict.fromkeys(_FOR_AUTHORS, "jitkern.declare")
+    )
 
 
 def __dir__() -> list[str]:

@@ -18,10 +18,13 @@ IMPORTED = time.time_ns()  # before any other module that runs; see runtime.code
 FORK_WAITS = 10.0  # seconds, at most, for imports of other threads
 
 
-def on_first_use(room: str, homes: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+def on_first_use(
+    room: str, homes: Mapping[str, str] | None = None, *, elsewhere: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
     """Return the `__getattr__` of a room (PEP 562), which imports its modules on first use.
 
     homes: public names of the room itself, with the modules that define them.
+    elsewhere: names that are looked for in this room, with the modules that have them.
     """
 
     def attribute(name: str) -> Any:
@@ -35,7 +38,8 @@ def on_first_use(room: str, homes: Mapping[str, str] | None = None) -> Callable[
             except ModuleNotFoundError as e:
                 if e.name != f"{room}.{name}":
                     raise
-        raise AttributeError(f"module `{room}` has no attribute `{name}`")
+        where = f": it is `{elsewhere[name]}.{name}`" if elsewhere and name in elsewhere else ""
+        raise AttributeError(f"module `{room}` has no attribute `{name}`{where}")
 
     return attribute
 

@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1521,
+    "beside": 1528,
     "files": 430,
     "config": 1001,
     "cache": 1888,
@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1790,
     "remote": 2261,
     "calls": 750,
-    "compilers": 5402,
+    "compilers": 5403,
     "loading": 645,
     "jit": 828,
     "adopt": 1672,
@@ -47,10 +47,10 @@ BUDGETS = {
     "dropin": 574,
     "composition": 4086,
     "prewarming": 1840,
-    "devtools": 1141,
+    "devtools": 1152,
     "inference": 32,
     "service": 1566,
-    "cli": 3626,
+    "cli": 3637,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -26,6 +26,8 @@ def test_every_name_resolves(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute `nothing`"):
         jitkern.nothing
+    with pytest.raises(AttributeError, match="it is `jitkern.declare.Cuda`"):
+        jitkern.Cuda
 
 
 def test_names_do_not_collide_with_submodules():

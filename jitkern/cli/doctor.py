@@ -93,6 +93,7 @@ def _print(check: Check, *, whole: bool) -> None:
     line = f"{check.name:20} {check.value or '-'}"
     if whole and check.origin:
         line += f"  ({check.origin})"
+    whole = whole or check.value.startswith("missing")  # it ends with the remedy
     print(fitted(line, whole=whole, mark=mark, color=color))
     if check.remedy:
         print(f"     {'':20} {check.remedy}")

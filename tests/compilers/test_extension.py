@@ -435,7 +435,7 @@ def test_without_nvcc_the_error_says_what_to_install(cuda, cuda_target, monkeypa
 
 def test_a_torch_without_cuda_is_named(cuda, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(TargetError, match="it needs CUDA, and this Torch .* is built without CUDA"):
+    with pytest.raises(TargetError, match="needs CUDA, and this Torch .* is built without CUDA"):
         jit.ensure(cuda, Target("cuda", "sm_90", "130", CPU.torch))
 
 

@@ -85,8 +85,8 @@ def check_target(op: str, target: Target, build: Build) -> None:
         )
     if not cuda and (build.with_cuda or target.cuda):
         raise TargetError(
-            f"{op}: it needs CUDA, and this Torch {torch.__version__} is built without CUDA: "
-            "install a CUDA build of Torch"
+            f"{op}: its Extension needs CUDA, and this Torch {torch.__version__} is built without "
+            "CUDA: install a CUDA build of Torch"
         )
 
 
