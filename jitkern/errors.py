@@ -165,8 +165,7 @@ def error_line(e: BaseException) -> str:
         if not path.startswith((_HERE, "<frozen", _IMPORTLIB)):
             place = f"{path}:{trace.tb_lineno}: "
         trace = trace.tb_next
-    text = f"{type(e).__name__}: {e}"
-    return text if place in text else place + text
+    return f"{place}{type(e).__name__}: {str(e).removeprefix(place)}"
 
 
 def is_ours(e: BaseException) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from jitkern import cache as cache_room, config, jit, remote
 from jitkern.adopt import events, folders, jits, start
 from jitkern.adopt.folders import Folder
-from jitkern.adopt.machine import machine_of
+from jitkern.adopt.machine import Machine, machine_of
 from jitkern.cache import VERSION, layout
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError, JitkernError
@@ -77,7 +77,8 @@ class Run:
         self._mode = mode
         self._tell = tell
         self._environment = dict(config.current().environment)
-        self.machine = machine_of(command, self._environment)
+        begun = start.begun[0].note if start.begun else None
+        self.machine = Machine.decode(begun[2]) if begun else machine_of(command, self._environment)
         self.cache = _writable_cache()
         self._target = str(self.machine.target)
         self._caches = self.cache.root / VERSION / layout.JITS / self._target
@@ -86,7 +87,7 @@ class Run:
             for row in jits.JITS
             if row.variables and not {*row.variables} & {*self._environment}
         ]
-        self._facts = self._found()
+        self._facts = [] if begun else self._found()
         self._laid = 0
         self._kept = 0
         self._left_out: dict[str, None] = {}
@@ -113,7 +114,7 @@ class Run:
             self.keep()
             folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
             _sweep_beside(Path(command.scratch))
-            self._leave_note(newest, command.program)
+            self._leave_note(newest, command)
             happened = _events(command.scratch)
         finally:
             command.close()
@@ -216,24 +217,35 @@ class Run:
         facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
         return [(kind, name, start.fact(kind, name, self._environment)) for kind, name in facts]
 
-    def _leave_note(self, newest: dict[str, int], program: str) -> None:
+    def _leave_note(self, newest: dict[str, int], command: start.RunningCommand) -> None:
         """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
-        newest: the last changes of which everything is kept. program: may be a shim.
+        newest: the last changes of which everything is kept.
         """
-        note = Path(start.note_of(self._words, self._environment))
-        if config.current().remotes or not note.is_relative_to(self.cache.root):
+        path = Path(start.note_of(self._words, self._environment))
+        if config.current().remotes or not path.is_relative_to(self.cache.root):
             return
-        entries = [str(r / VERSION / self._target) for r in (self.cache.root, *self.cache.layers)]
-        told = [("file", path, start.fact("file", path, {})) for path in entries]
-        if any(folder.missing() for folder in self.folders):  # after the times of the entries
-            return
+        unchanged = command.note and not self._kept
+        entries = command.entries if unchanged else self._nothing_to_lay()
+        if entries is not None:
+            with contextlib.suppress(OSError):
+                atomic.make_directory(path.parent, 0o700, fsync=False)
+                content = command.note or self._note(), entries, [*newest.items()], command.program
+                atomic.write(path, marshal.dumps(content))
+
+    def _nothing_to_lay(self) -> list[tuple[str, str, str]] | None:
+        """Return the facts of which it follows that there is nothing to lay; None if there is."""
+        roots = (self.cache.root, *self.cache.layers)
+        paths = [str(root / VERSION / self._target) for root in roots]
+        facts = [("file", path, start.fact("file", path, {})) for path in paths]
+        return facts if not any(folder.missing() for folder in self.folders) else None
+
+    def _note(self) -> tuple[Any, Any, Any]:
+        """Return facts, variables and machine, for the next start."""
         variables = self._variables()
         tools = variables["PATH"].partition(os.pathsep)[0]
-        told += [*self._facts, ("file", tools, start.fact("file", tools, {}))]
-        with contextlib.suppress(OSError):
-            atomic.make_directory(note.parent, 0o700, fsync=False)
-            atomic.write(note, marshal.dumps((told, variables, [*newest.items()], program)))
+        facts = [*self._facts, ("file", tools, start.fact("file", tools, {}))]
+        return facts, variables, self.machine.encoded()
 
 
 _VARIABLES = (  # those that begin so matter to what a run finds out

@@ -1,12 +1,13 @@
 """The start of `jitkern run` where nothing is new, which imports next to nothing.
 
-A run leaves a note: the environment of its command, and the facts that this follows from. While
-they hold, the command starts at once. If it ends soon and leaves nothing that is to be kept or
-told, `run` and all that it needs is not imported; otherwise while the command runs.
+A run leaves a note: the machine and the environment of its command, and the facts that these
+follow from. While they hold, the command starts at once. `run` and all that it needs is imported
+while the command runs, and not at all for one that ends soon and leaves nothing to keep or to tell.
 """
 
 from __future__ import annotations
 
+import _thread
 import marshal
 import os
 import sys
@@ -17,9 +18,10 @@ import jitkern.adopt.events as events  # noqa: PLR0402
 
 TYPE_CHECKING = False  # as in `typing`, whose import would delay the start
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
-SOON = 1.0  # seconds
+SOON, LATE = 0.1, 1.0  # seconds after which `run` is imported, and takes over
 MODES = {"--frozen": "frozen", "--warn": "warn"}
 QUIET = ("-q", "--quiet")
 USED = ".used"  # behind the name of a folder: a file whose time is that of its last use
@@ -27,7 +29,14 @@ begun: list[RunningCommand] = []  # what runs already when `run` is imported
 
 
 class RunningCommand(command_room.ChildCommand):
-    """A command with a folder in which its processes note what happens."""
+    """A command with a folder in which its processes note what happens.
+
+    note: what began it: facts, variables and machine. entries: facts of which it follows that there
+    is nothing to lay.
+    """
+
+    note: tuple[Any, Any, Any] | None = None
+    entries: Any = None
 
     def __init__(
         self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
@@ -112,16 +121,17 @@ def newest(folder: str) -> int:
     return latest
 
 
-def begin(arguments: Sequence[str]) -> int | None:
+def begin(arguments: Sequence[str], load: Callable[[], object]) -> int | None:
     """Begin the command of `jitkern run` if nothing is new; return its code if nothing came of it.
 
-    None: the command is not `begun`, or `run` has something to do when it ends.
+    load: imports `run`. None: the command is not `begun`, or `run` has something to do at its end.
     """
     words, mode, quiet = _command_in(arguments)
     try:
         with open(note_of(words, os.environ), "rb") as file:
-            facts, variables, folders, program = marshal.load(file)  # noqa: S302  it is ours
-        if any(fact(kind, name, os.environ) != value for kind, name, value in facts):
+            note, entries, folders, program = marshal.load(file)  # noqa: S302  it is ours
+        facts, variables, _ = note
+        if any(fact(kind, name, os.environ) != value for kind, name, value in (*facts, *entries)):
             return None
     except (OSError, ValueError, EOFError, TypeError):
         return None
@@ -129,10 +139,17 @@ def begin(arguments: Sequence[str]) -> int | None:
         if os.path.isdir(name) != bool(before) or (before and not os.access(name, os.W_OK)):
             return None
     command = RunningCommand(program, words, {**os.environ, **variables}, mode)
+    command.note, command.entries = note, entries
     begun.append(command)
     code = command.wait(command.started + SOON)
+    loaded = _thread.allocate_lock()
+    if code is None:
+        loaded.acquire()
+        _thread.start_new_thread(_load, (load, loaded))
+        code = command.wait(command.started + LATE)
     noted = os.path.exists(f"{command.scratch}/{events.FILE}")
     if code is None or noted or any(newest(name) > before for name, before in folders):
+        loaded.acquire()  # two threads that import may meet modules that are not whole
         return None
     for name, before in folders:
         if before:
@@ -144,6 +161,15 @@ def begin(arguments: Sequence[str]) -> int | None:
         except OSError:
             pass  # nobody reads it
     return code
+
+
+def _load(load: Callable[[], object], loaded: _thread.LockType) -> None:
+    try:
+        load()
+    except Exception:  # noqa: BLE001, S110  the main thread meets it again, and tells it
+        pass
+    finally:
+        loaded.release()
 
 
 def finish() -> None:
