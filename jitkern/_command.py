@@ -81,8 +81,8 @@ def _forked(
                 if e.errno != ENOEXEC:
                     raise
                 os.execve("/bin/sh", ["sh", program, *words[1:]], environment)  # noqa: S606  as execvp
-    except OSError as e:
-        os.write(2, f"{words[0]}: {e.strerror}\n".encode())
+    except Exception as e:  # noqa: BLE001  also of audit hooks; the caller's code is the parent's
+        os.write(2, f"{words[0]}: {getattr(e, 'strerror', e)}\n".encode())
     os._exit(126)
 
 

@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1528,
+    "beside": 1534,
     "files": 430,
     "config": 1001,
     "cache": 1888,
@@ -38,7 +38,7 @@ BUDGETS = {
     "compilers": 5403,
     "loading": 645,
     "jit": 828,
-    "adopt": 1672,
+    "adopt": 1839,
     "launch": 3267,
     "trace": 2795,
     "runtime": 3260,
@@ -50,7 +50,7 @@ BUDGETS = {
     "devtools": 1152,
     "inference": 32,
     "service": 1566,
-    "cli": 3637,
+    "cli": 3646,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

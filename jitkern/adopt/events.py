@@ -19,12 +19,12 @@ CACHES = "JITKERN_RUN_CACHES"  # the folder with those of the JITs
 FILE = "events.jsonl"
 TOOLS = "jitkern-tools-"  # how the folder of the shims begins
 SEPARATOR = "\x1f"
-COMPILERS = (
-    "nvcc", "ptxas", "cicc", "nvlink", "cc", "c++", "gcc", "g++", "clang", "clang++", "hipcc",
-)  # fmt: skip
-_ASKS = (  # what only asks a compiler about itself, or as `ctypes.util` does for a library
+COMPILERS = (  # a pattern of names, such as `x86_64-linux-gnu-g++-12`
+    r"(?:[\w.-]+-)?(?:nvcc|ptxas|cicc|nvlink|hipcc|cc|c\+\+|gcc|g\+\+|clang(?:\+\+)?)(?:-?[\d.]+)?"
+)
+_ASKS = (  # what only asks a compiler about itself or a text; `ctypes.util` asks for a library
     "--version", "-v", "-V", "--help", "-dumpversion", "-dumpmachine", "-dumpfullversion",
-    "-Wl,-t",
+    "-Wl,-t", "-E", "-M", "-MM",
 )  # fmt: skip
 _SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx", ".ptx", ".ll", ".hpp")
 
@@ -42,10 +42,10 @@ def note(**event: object) -> None:
             pass  # the run is over, and this process is not
 
 
-def begins(tool: str, what: str, where: str) -> str:
+def begins(tool: str, what: str, where: str, remark: str = "") -> str:
     """Return why a compile that begins is refused, or told of, and what prepares it; "" if neither.
 
-    A refusal is noted.
+    A refusal is noted. remark: what of the tool is never kept.
     """
     mode = os.environ.get(MODE)
     if not mode:
@@ -58,7 +58,7 @@ def begins(tool: str, what: str, where: str) -> str:
     return (
         f"jitkern run --{mode}: {tool} compiles {what}, asked for at {where}, and the cache has "
         f"nothing for it. Prepare it where compilers may run, with `{command}`, and carry it here "
-        "with --push, `jitkern cache pack` or `jitkern remote push`"
+        "with --push, `jitkern cache pack` or `jitkern remote push`" + (remark and f"; {remark}")
     )
 
 
@@ -77,12 +77,13 @@ def compile_in(words: Any) -> tuple[str, str]:
             words = shlex.split(os.fsdecode(words))
         except ValueError:
             return "", ""
+    import re  # where something is started, and not at the start of each process
+
     words = [os.fsdecode(word) for word in words or ()]
     name = os.path.basename(words[0]) if words else ""
     if name in ("sh", "bash", "dash") and words[1:2] == ["-c"] and len(words) > 2:
         return compile_in(words[2])
-    name = name.rstrip("0123456789.").rstrip("-")
     asks = len(words) < 2 or any(word in _ASKS or word.startswith("-print") for word in words)
-    if asks or name not in COMPILERS:
+    if asks or not re.fullmatch(COMPILERS, name):
         return "", ""
     return name, next((word for word in words if word.endswith(_SOURCES)), words[-1])

@@ -104,24 +104,36 @@ class Folder:
                 laid += self._write(entry, lacking) if entry else 0
         return laid
 
-    def keep(self, settled: float = 0.0) -> Kept:
+    def keep(self, settled: float = 0.0, *, compiled: bool = True) -> Kept:
         """Publish what is new as entries, and return what it was. Raises CacheError.
 
         settled: seconds since the last change of a file before it counts as whole.
+        compiled: whether the JIT has compiled. Otherwise a file that an entry has is damaged if its
+        content is another one, and laid again.
         """
         if self.path.is_dir():
             with contextlib.suppress(OSError):
                 self._mark.touch()
         odd: list[str] = []
         files = self._files(odd)
-        if not self._fresh(files):
+        fresh = self._fresh(files)
+        if not compiled and any(fresh.values()):
+            damaged = {self._unit(path) for path, known in fresh.items() if known}
+            odd += (f"{unit}: it is damaged, and laid again" for unit in sorted(damaged))
+            for path in files:
+                if self._unit(path) in damaged:
+                    atomic.delete(self.path / path)
+            self.lay()
+            files = self._files()
+            fresh = self._fresh(files)
+        if not fresh:
             return Kept(left_out=(*odd,))
         with self._writing():
             fresh = self._fresh(files)  # another process may have kept some
             units: dict[str, list[str]] = defaultdict(list)
             for path in files:
                 units[self._unit(path)].append(path)
-            new = {unit: paths for unit, paths in units.items() if not fresh.isdisjoint(paths)}
+            new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
             reasons = {unit: self._why_not(paths, files, settled) for unit, paths in new.items()}
             odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
             done = Kept(left_out=(*odd,))
@@ -140,20 +152,23 @@ class Folder:
         newest = {name: max(_times_of(m).values(), default=0) for name, m in found.items()}
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
-    def _fresh(self, files: Mapping[str, os.stat_result]) -> set[str]:
-        """Return the files whose content no entry has; those with a known time are not read."""
+    def _fresh(self, files: Mapping[str, os.stat_result]) -> dict[str, bool]:
+        """Return the files whose content no entry has, and whether one has another content.
+
+        Those with a known time are not read.
+        """
         known: dict[str, set[object]] = defaultdict(set)  # sizes with times, and contents
         for _, manifest in self._manifests():
             times = _times_of(manifest)
             for path, number in _files_of(manifest).items():
                 size, sha256 = manifest.artifacts[number]
                 known[path] |= {(size, times.get(number)), sha256}
-        fresh = set()
+        fresh = {}
         for path, status in files.items():
             mine = known[path]
             with contextlib.suppress(OSError):  # removed meanwhile
                 if _stamp(status) not in mine and not (mine and digest(self.path / path) in mine):
-                    fresh.add(path)
+                    fresh[path] = bool(mine)
         return fresh
 
     def _publish(self, paths: list[str], done: Kept) -> Kept:
@@ -180,8 +195,9 @@ class Folder:
         self, paths: list[str], files: Mapping[str, os.stat_result], settled: float
     ) -> str:
         """Return why a unit is not kept, or ""."""
-        if self._elsewhere and any(path.count("/") < self.jit.unit for path in paths):
-            return f"it is in no folder that {self.jit.name} makes"
+        shallow = any(path.count("/") < self.jit.unit for path in paths)
+        if self._elsewhere and (self.jit.renamed or shallow):
+            return f"it is in no folder that {self.jit.name} makes under `jitkern run`"
         if self.jit.ninja and not any(path.endswith(f"/{RECORD}") for path in paths):
             return "what it depends on is not on record"
         if sum(files[path].st_size for path in paths) > LARGEST_FILE:

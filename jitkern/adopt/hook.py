@@ -11,11 +11,11 @@ import functools
 import os
 import sys
 import time
+import types
 
 TYPE_CHECKING = False  # as in `typing`, whose import would delay the start of each process
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -86,7 +86,7 @@ def _load(patches: list[Callable[[Any], object]], loader: Any, module: Any) -> N
 # ---- compiles ------------------------------------------------------------------------------------
 
 
-def _counted(jit: str, name: str, module: Any) -> None:
+def _counted(jit: Any, name: str, module: Any) -> None:
     """Have a function of a module counted as a compile of a JIT, and refused.
 
     name: the function; or several with `|`, the first of which that is there is taken.
@@ -99,14 +99,14 @@ def _counted(jit: str, name: str, module: Any) -> None:
     @functools.wraps(compile_it)
     def compiles(*args: Any, **kwargs: Any) -> Any:
         what, where = _name_in(args) or "a kernel", _asked_at()
-        _begins(jit, what, where)
+        _begins(jit.name, what, where, jit.remark)
         started = time.monotonic()
         _compiling.append(where)
         try:
             return compile_it(*args, **kwargs)
         finally:
             _compiling.remove(where)
-            events.ended(jit, what, where, started)
+            events.ended(jit.name, what, where, started)
 
     setattr(owner, path[-1], compiles)
 
@@ -123,12 +123,12 @@ def _name_in(args: tuple[Any, ...]) -> str:
     return ""
 
 
-def _begins(tool: str, what: str, where: str) -> None:
+def _begins(tool: str, what: str, where: str, remark: str = "") -> None:
     """Refuse a compile that begins in a frozen run, and tell of it in one that warns.
 
     Of compiles within a compile the outermost is told.
     """
-    message = events.begins(tool, what, where)
+    message = events.begins(tool, what, where, remark)
     if message and os.environ[events.MODE] == "frozen":
         raise CompileRefused(message)
     if message and not _compiling:
@@ -196,28 +196,87 @@ def _count_children(subprocess: Any) -> None:
 
 
 def _key_numba_by_content(caching: Any) -> None:
-    """Have Numba name and compare sources by content: its folders have hashes of paths."""
+    """Have Numba name folders, and key code, by the content of all that the code follows from.
+
+    Numba itself goes by the path of the source, and knows nothing of what a function names.
+    """
     import hashlib
 
-    def digest_of_folder(path: str) -> Any:
-        folder = os.path.dirname(os.path.abspath(path))
-        digest = hashlib.sha256()
-        for name in sorted({os.path.basename(path), *os.listdir(folder)}):
-            if name.endswith(".py") or name == os.path.basename(path):
-                with open(os.path.join(folder, name), "rb") as file:
-                    digest.update(f"{name}\0".encode() + hashlib.sha256(file.read()).digest())
-        return digest
+    index_key = caching.Cache._index_key
+
+    def digest(pieces: Iterable[bytes]) -> str:
+        return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in pieces)).hexdigest()
+
+    def digest_of_file(path: str) -> str:
+        with open(path, "rb") as file:
+            return digest([file.read()])
 
     def get_suitable_cache_subpath(_: Any, py_file: str) -> str:
         stem = os.path.splitext(os.path.basename(py_file))[0]
-        return f"{stem}_{digest_of_folder(py_file).hexdigest()[:32]}"
+        return f"{stem}_{digest_of_file(py_file)[:32]}"
 
-    def get_source_stamp(self: Any) -> bytes:
-        return bytes(digest_of_folder(self._py_file).digest())
+    def get_source_stamp(self: Any) -> str:
+        return digest_of_file(self._py_file)
 
+    def _index_key(self: Any, *about: Any) -> Any:
+        named = _named_by(self._py_func, frozenset(), caching.dumps, set())
+        return (*index_key(self, *about), digest(named))
+
+    caching.Cache._index_key = _index_key
     provided = caching.UserProvidedCacheLocator
     provided.get_suitable_cache_subpath = classmethod(get_suitable_cache_subpath)
     provided.get_source_stamp = get_source_stamp
+
+
+def _named_by(
+    value: Any, names: frozenset[str], dumps: Callable[[Any], bytes], done: set[tuple[int, str]]
+) -> Iterator[bytes]:
+    """Yield what a value is: code, with all that it names, or content.
+
+    names: what is looked up in it if it is a module or a class.
+    """
+    function = getattr(value, "py_func", value)  # of Numba's dispatcher
+    code = getattr(function, "__code__", None)
+    inner: dict[str, Any] = {}
+    if isinstance(value, (types.ModuleType, type)):
+        inner = dict(vars(value))
+        yield value.__name__.encode()
+    elif code:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        inner = {**function.__globals__, **dict(zip(code.co_freevars, cells))}
+        names = frozenset(_names_in(code))
+        yield repr((*_pieces(code), vars(value).get("targetoptions"))).encode()
+        yield dumps((function.__defaults__, function.__kwdefaults__))
+    else:
+        try:
+            yield dumps(value)
+        except Exception:  # noqa: BLE001
+            yield os.urandom(16)  # it cannot be compared
+    home = inner.get("__name__") or getattr(value, "__module__", "")
+    if str(home).partition(".")[0] in (*sys.stdlib_module_names, "numba", "numpy"):
+        return  # their versions key the cache
+    for name in sorted(names & inner.keys()):
+        if (id(value), name) not in done:
+            done.add((id(value), name))
+            yield name.encode()
+            yield from _named_by(inner[name], names, dumps, done)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from (*code.co_names, *code.co_freevars)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _pieces(code: types.CodeType) -> Iterator[str]:
+    """Yield what the instructions of a function are, and those within it, without its place."""
+    yield repr((code.co_code, code.co_names, code.co_varnames, code.co_flags))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _pieces(constant)
+        else:
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _need_no_header(codecache: Any) -> None:
@@ -282,5 +341,5 @@ def _patches() -> dict[str, list[Callable[[Any], object]]]:
     for jit in jits.JITS:
         for place in jit.compiles:
             module, _, name = place.partition(":")
-            patches.setdefault(module, []).append(functools.partial(_counted, jit.name, name))
+            patches.setdefault(module, []).append(functools.partial(_counted, jit, name))
     return patches

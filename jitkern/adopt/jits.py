@@ -14,18 +14,21 @@ class Jit:
     packages: distributions whose versions key the cache, beside Python and the machine.
     unit: how many leading folders of a path name what is only whole together; 0: each file is
         whole by itself. A unit is laid from one entry or not at all.
+    renamed: whether we have it name its files, so that those made without us are of no use.
     ninja: whether units are builds by ninja, laid with what they depend on; see `ninja`.
     native: whether code is compiled for the very processor of this machine.
     driver: whether the CUDA driver's version keys the cache.
     skipped: patterns of names that are not kept: locks, logs, what is only of use to a compiler.
     places: where the cache is without `jitkern run`.
     compiles: functions that compile, `module:name`, which programs have counted and refused.
+    remark: what is never kept.
     also: more variables, with the values that they get unless the user has set them.
     """
 
     unit = 0
-    ninja = native = driver = False
+    ninja = native = driver = renamed = False
     skipped: tuple[str, ...] = ()
+    remark = ""
     places: tuple[str, ...] = ()
     compiles: tuple[str, ...] = ()
     also: tuple[tuple[str, str], ...] = ()
@@ -69,7 +72,8 @@ JITS = (
     Jit("cupy", ("CUPY_CACHE_DIR",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
         places=("~/.cupy/kernel_cache",),
         compiles=("cupy.cuda.compiler:_compile_using_nvrtc_no_warning|compile_using_nvrtc",)),
-    Jit("numba", ("NUMBA_CACHE_DIR",), ("numba", "llvmlite"), unit=1, native=True,
+    Jit("numba", ("NUMBA_CACHE_DIR",), ("numba", "llvmlite", "numpy"), unit=1, native=True,
+        renamed=True, remark="Numba keeps functions with `cache=True` alone",
         compiles=("numba.core.dispatcher:_FunctionCompiler.compile",)),
     Jit("warp", ("WARP_CACHE_PATH",), ("warp-lang",), unit=2, native=True,
         places=("~/.cache/warp",),

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jitkern.adopt.jits import Jit
 from jitkern.cache.key import canonical
@@ -44,17 +43,6 @@ class Machine(NamedTuple):
     python: str
     versions: Mapping[str, str]
     places: tuple[Path, ...]
-
-    def encoded(self) -> tuple[Any, ...]:
-        """Return the machine as what `marshal` takes."""
-        places = [str(place) for place in self.places]
-        return str(self.target), self.gpus, self.python, dict(self.versions), places
-
-    @classmethod
-    def decode(cls, encoded: tuple[Any, ...]) -> Machine:
-        """Return the machine that was `encoded`."""
-        target, gpus, python, versions, places = encoded
-        return cls(Target.parse(target), gpus, python, versions, tuple(map(Path, places)))
 
     def facts(self, jit: Jit) -> dict[str, str]:
         """Return what keys the cache of a JIT on this machine, beside the target."""

@@ -8,6 +8,8 @@ import hashlib
 import json
 import marshal
 import os
+import pickle
+import re
 import shlex
 import shutil
 import sys
@@ -21,7 +23,7 @@ from typing import Any
 from jitkern import cache as cache_room, config, jit, remote
 from jitkern.adopt import events, folders, jits, start
 from jitkern.adopt.folders import Folder
-from jitkern.adopt.machine import Machine, machine_of
+from jitkern.adopt.machine import machine_of
 from jitkern.cache import VERSION, layout
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError, JitkernError
@@ -78,8 +80,13 @@ class Run:
         self._tell = tell
         self._environment = dict(config.current().environment)
         begun = start.begun[0].note if start.begun else None
-        self.machine = Machine.decode(begun[2]) if begun else machine_of(command, self._environment)
-        self.cache = _writable_cache()
+        self.machine = (
+            pickle.loads(begun[2])  # noqa: S301  of a note of ours
+            if begun
+            else machine_of(command, self._environment)
+        )
+        self.cache = _writable_cache(tell)
+        self._lasts = self.cache.root == config.current().cache_dir  # else private
         self._target = str(self.machine.target)
         self._caches = self.cache.root / VERSION / layout.JITS / self._target
         self.folders = [
@@ -88,6 +95,7 @@ class Run:
             if row.variables and not {*row.variables} & {*self._environment}
         ]
         self._facts = [] if begun else self._found()
+        self._scratch = ""
         self._laid = 0
         self._kept = 0
         self._left_out: dict[str, None] = {}
@@ -106,6 +114,7 @@ class Run:
         """Lay and run the command, unless it is `begun`, keep what is new; return what happened."""
         settings = config.current()
         command = start.begun.pop() if start.begun else self._begin()
+        self._scratch = command.scratch
         try:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
                 # In a thread: a signal must not wait.
@@ -128,13 +137,18 @@ class Run:
 
     def keep(self, settled: float = 0.0) -> None:
         """Publish what is new in the folders, as far as the cache can be written."""
+        tools = {e.get("tool") for e in _events(self._scratch) if "refused" not in e}
         for folder in self.folders:
+            jit = folder.jit
+            named = {jit.name} if jit.compiles else {"ninja"}
+            compiled = not (jit.compiles or jit.ninja) or not named.isdisjoint(tools)
             try:
-                done = folder.keep(settled)
+                done = folder.keep(settled, compiled=compiled)
             except CacheError as e:
-                self._tell(f"what {folder.jit.name} compiled is not kept: {e}")
+                self._tell(f"what {jit.name} compiled is not kept: {e}")
+                self._left_out[f"{jit.name}: {e}"] = None
                 continue
-            self._kept += done.files
+            self._kept += done.files if self._lasts else 0
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
 
@@ -176,7 +190,7 @@ class Run:
         nvcc = shutil.which("nvcc", path=path)
         if nvcc and not {"CUDA_HOME", "CUDA_PATH"} & {*self._environment}:
             variables["CUDA_HOME"] = str(Path(nvcc).parents[1])  # many look for nvcc on PATH
-        if self.cache.root == config.current().cache_dir:  # otherwise that cannot be written
+        if self._lasts:  # otherwise that cannot be written
             variables = {"JITKERN_CACHE_DIR": str(self.cache.root), **variables}
         return variables
 
@@ -186,7 +200,7 @@ class Run:
         None where no folder of ours may hold programs.
         """
         real = os.pathsep.join(f for f in path.split(os.pathsep) if events.TOOLS not in f)
-        names = [name for name in events.COMPILERS if shutil.which(name, path=real)]
+        names = sorted(filter(re.compile(events.COMPILERS).fullmatch, _programs_on(real)))
         words = [sys.executable, "-SE", str(_HERE / "shim.py")]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
@@ -245,13 +259,22 @@ class Run:
         variables = self._variables()
         tools = variables["PATH"].partition(os.pathsep)[0]
         facts = [*self._facts, ("file", tools, start.fact("file", tools, {}))]
-        return facts, variables, self.machine.encoded()
+        return facts, variables, pickle.dumps(self.machine)
 
 
 _VARIABLES = (  # those that begin so matter to what a run finds out
     "JITKERN_", "XDG_", "CUDA_", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "HOME",
     "TMPDIR",
 )  # fmt: skip
+
+
+def _programs_on(path: str) -> set[str]:
+    """Return the names in the folders of a PATH."""
+    found: set[str] = set()
+    for folder in path.split(os.pathsep):
+        with contextlib.suppress(OSError):
+            found.update(os.listdir(folder))
+    return found
 
 
 def _events(scratch: str) -> list[dict[str, Any]]:
@@ -274,7 +297,7 @@ def _sweep_beside(scratch: Path) -> None:
                 atomic.delete(path)
 
 
-def _writable_cache() -> Cache:
+def _writable_cache(tell: Tell) -> Cache:
     """Return the cache of the settings, or a private one above it if it cannot be written."""
     cache = jit.active_cache.open_cache()
     try:
@@ -285,4 +308,6 @@ def _writable_cache() -> Cache:
         why = e if isinstance(e, CacheError) else cache.write_error(e)
         if getattr(why, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
             jit.active_cache.use_temporary(why)
+        else:
+            tell(f"nothing is kept: {why}")
         return Cache.private((cache.root, *cache.layers), verify=cache.verify, rules=cache.rules)

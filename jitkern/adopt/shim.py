@@ -1,10 +1,10 @@
 """The shim of ninja and of the compilers on the PATH of a run.
 
-A compiler is counted, or refused. Ninja knows paths and times, and would build again whatever came
-from elsewhere. So a build below our folder leaves a record beside its `build.ninja`: the text of
-that file and the content of all that the compilers read. Where both are the same, there is nothing
-to do. All else is left to the real ninja. This file is run by itself, with the standard library
-alone.
+A compiler is counted, or refused. Ninja knows paths and times: it would build again what came from
+elsewhere, and not build again what has an older time. So a build below our folder leaves a record
+beside its `build.ninja`: the text of that file, and the content of all that the compilers read and
+made. Where these are the same, there is nothing to do; otherwise the real ninja builds all of it.
+This file is run by itself, with the standard library alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 
 TYPE_CHECKING = __name__ != "__main__"
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from jitkern.adopt import events, jits
@@ -30,11 +31,14 @@ else:
     import jits
 
 SEEN = ".ninja_jitkern"  # sizes and times of the files that were compared last, on this machine
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # folders of headers
+_VARIABLES = (  # with these, all that compilers read of the environment
+    *_SEARCHED, "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
+)  # fmt: skip
 _PACKAGES = re.compile(r"(/[^\s:\"'$]*?/(?:site|dist)-packages)(?=/|\s|$)")
 _INCLUDES = re.compile(r"(?<=\s)-(?:I|isystem)\s*([^\s$]+)")
-_COMPILERS = re.compile(
-    rf"(?<!\S)((?:/\S*/)?(?:{'|'.join(map(re.escape, events.COMPILERS))})[-\d.]*)(?!\S)"
-)
+_COMPILERS = re.compile(rf"(?<!\S)((?:/\S*/)?{events.COMPILERS})(?!\S)")
 
 
 class NinjaBuild:
@@ -48,13 +52,16 @@ class NinjaBuild:
         variables = dict(re.findall(r"^(\w+) *= *(.*)$", text, re.MULTILINE))
         whole = re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), text)
         self._compilers = {*_COMPILERS.findall(whole)}
-        self._includes = [*dict.fromkeys(_INCLUDES.findall(text))]
+        searched = os.pathsep.join(os.environ.get(name, "") for name in _SEARCHED)
+        found = [*_INCLUDES.findall(text), *filter(None, searched.split(os.pathsep))]
+        self._includes = [*dict.fromkeys(found)]
         anchors = {os.environ[events.CACHES]: "<caches>"}
         for name, paths in (("packages", _PACKAGES.findall(text)), ("include", self._includes)):
             for number, path in enumerate(dict.fromkeys(paths)):
                 if os.path.isabs(path):
                     anchors.setdefault(path, f"<{name} {number}>")
         self._anchors = dict(sorted(anchors.items(), reverse=True))  # the inner folders first
+        text += "".join(f"\n{name}={os.environ.get(name, '')}" for name in _VARIABLES)
         self._text = hashlib.sha256(self._moved(text).encode(errors="surrogateescape")).hexdigest()
 
     def _moved(self, text: str) -> str:
@@ -74,26 +81,25 @@ class NinjaBuild:
         """Return why the last build, here or elsewhere, would give something else now, or ""."""
         try:
             record = _read(os.path.join(self.beside, jits.RECORD))
-            read = {self._found(path): digest for path, digest in record["read"].items()}
-            lacking = [
-                path for path in map(self._found, record["made"]) if not os.path.isfile(path)
-            ]
-            if record["text"] != self._text or lacking:
-                return f"{lacking[0]} is not there" if lacking else "its build.ninja differs"
-            return self._shadowed(read) or self._changed(read, record["compilers"])
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
-            return f"there is no record of its last build ({type(e).__name__})"
+            if record["text"] != self._text:
+                return "its build.ninja or a variable for compilers differs"
+            files = {self._found(path): digest for path, digest in record["files"].items()}
+            return self._shadowed(files) or self._changed(files, record["compilers"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return "there is no record of its last build"
 
-    def _changed(self, read: dict[str, str], compilers: dict[str, str]) -> str:
+    def _changed(self, files: dict[str, str], compilers: dict[str, str]) -> str:
         """Return which file has another digest, or which compiler here another version, or "".
 
         Files that are as they were last time are not read.
         """
+        if gone := [path for path in files if not os.path.isfile(path)]:
+            return f"{gone[0]} is not there"
         seen = {}
         with contextlib.suppress(OSError, ValueError):
             seen = _read(os.path.join(self.beside, SEEN))
         here = {path: compilers[word] for word in compilers if (path := _real(word))}
-        now = {name: [*_stamp(name), told] for name, told in {**read, **here}.items()}
+        now = {name: [*_stamp(name), told] for name, told in {**files, **here}.items()}
         for name, stamp in now.items():
             asked = _version if name in here else _digest
             if seen.get(name) != stamp and asked(name) != stamp[-1]:
@@ -102,17 +108,17 @@ class NinjaBuild:
             _write(os.path.join(self.beside, SEEN), now)
         return ""
 
-    def _shadowed(self, read: dict[str, str]) -> str:
+    def _shadowed(self, files: dict[str, str]) -> str:
         """Return which header lies where it would be found before one that was read, or ""."""
         roots = [os.path.normpath(os.path.join(self.folder, root)) for root in self._includes]
         first = (
             earlier + path[len(root) :]
             for number, root in enumerate(roots)
-            for path in read
+            for path in files
             if path.startswith(f"{root}{os.sep}")
             for earlier in roots[:number]
         )
-        new = (path for path in first if path not in read and os.path.exists(path))
+        new = (path for path in first if path not in files and os.path.exists(path))
         return next((f"{path} is new" for path in new), "")
 
     def keep_record(self, ninja: str, file: str, started: float) -> None:
@@ -130,14 +136,15 @@ class NinjaBuild:
             names = {*ask("inputs", *last), *known} - made
         except (OSError, subprocess.CalledProcessError):
             return
-        paths = [os.path.normpath(os.path.join(self.folder, name)) for name in names]
-        paths = [path for path in paths if os.path.isfile(path)]
-        if any(_stamp(path)[1] >= started * 1e9 for path in paths):
+        read, built = (
+            [place for name in some if os.path.isfile(place := self._found(name))]
+            for some in (names, last)
+        )
+        if any(_stamp(path)[2] >= started * 1e9 for path in read):
             return  # edited while it was built
         record = {
             "text": self._text,
-            "read": {self._moved(path): _digest(path) for path in sorted(paths)},
-            "made": [self._moved(path) for path in last if path in made],
+            "files": {self._moved(path): _digest(path) for path in sorted({*read, *built})},
             "compilers": {n: _version(path) for n in self._compilers if (path := _real(n))},
         }
         _write(os.path.join(self.beside, jits.RECORD), record)
@@ -166,7 +173,8 @@ def main() -> int:
         sys.stdout.write("ninja: no work to do.\n")
         return 0
     started = time.time()
-    code = _compile(real, name, arguments, f"{build.beside}, since {why}")
+    clean = ["-C", folder, "-f", os.path.abspath(file), "-t", "clean"]
+    code = _compile(real, name, arguments, f"{build.beside}, since {why}", first=clean)
     if real and not code:
         build.keep_record(real, os.path.abspath(file), started)
     return code
@@ -185,13 +193,19 @@ def _build_in(arguments: list[str]) -> tuple[str, str]:
     return (folder, file) if below else ("", "")
 
 
-def _compile(real: str | None, name: str, arguments: list[str], what: str) -> int:
-    """Run a tool that compiles, unless it is refused, and note it; return the exit code."""
+def _compile(
+    real: str | None, name: str, arguments: list[str], what: str, first: Sequence[str] = ()
+) -> int:
+    """Run a tool that compiles, unless it is refused, and note it; return the exit code.
+
+    first: the arguments of an earlier run.
+    """
     parent, where = os.getppid(), ""
     for place in (f"{os.environ.get(events.FOLDER)}/{parent}", f"/proc/{parent}/cmdline"):
         with contextlib.suppress(OSError), open(place, "rb") as file:
             where = where or os.fsdecode(file.read(300)).replace("\0", " ").strip()
-    message = events.begins(name, what, where)
+    remark = "" if first else "what is compiled for none of the JITs in docs/run.md is never kept"
+    message = events.begins(name, what, where, remark)
     if message:
         sys.stderr.write(f"{message}\n")
         if os.environ[events.MODE] == "frozen":
@@ -199,6 +213,8 @@ def _compile(real: str | None, name: str, arguments: list[str], what: str) -> in
     if not real:
         return _exec(real, name, arguments)
     started = time.monotonic()
+    if first:
+        subprocess.run([real, *first], stdout=subprocess.DEVNULL, check=False)
     code = subprocess.call([real, *arguments])
     events.ended(name, what, where, started)
     return code if code >= 0 else 128 - code
@@ -230,7 +246,7 @@ def _version(compiler: str) -> str:
 
 def _stamp(path: str) -> list[int]:
     status = os.stat(path)
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]  # the last cannot be set
 
 
 def _read(path: str) -> Any:

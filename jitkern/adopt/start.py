@@ -45,17 +45,25 @@ class RunningCommand(command_room.ChildCommand):
         self.program = program
         places = environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES]  # noqa: S108
         self.scratch = _made(places)
-        frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}
+        frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}  # an outer one set it
+        self._outer = environment.get(events.FOLDER)  # of a run that this one is part of
+        modes = {mode, environment.get(events.MODE, "")}
         own = {
             events.FOLDER: self.scratch,
-            events.MODE: mode,
+            events.MODE: next((m for m in ("frozen", "warn") if m in modes), ""),
             events.COMMAND: events.SEPARATOR.join(("jitkern", "run", "--", *words)),
         }
         super().__init__(program, words, {**frozen, **environment, **own})
 
     def close(self) -> None:
-        """Delete what the processes noted, and take signals again."""
+        """Delete what the processes noted, hand it to an outer run, and take signals again."""
         try:
+            if self._outer and os.path.exists(f"{self.scratch}/{events.FILE}"):
+                with (
+                    open(f"{self.scratch}/{events.FILE}", "rb") as noted,
+                    open(f"{self._outer}/{events.FILE}", "ab") as file,
+                ):
+                    file.write(noted.read())
             for name in os.listdir(self.scratch):
                 os.unlink(f"{self.scratch}/{name}")
             os.rmdir(self.scratch)

@@ -44,7 +44,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--from is the folder of one JIT: name it, as in jitkern adopt triton")
     if args.folder and not args.folder.is_dir():
         raise UsageError(f"--from {args.folder}: there is no such folder")
-    machine = adopt.machine.machine_of([args.python], config.current().environment)
+    try:
+        machine = adopt.machine.machine_of([args.python], config.current().environment)
+    except (FileNotFoundError, PermissionError) as e:
+        raise UsageError(f"--python {args.python}: {e.strerror}") from e
+    if machine.places[0] != machine.places[1]:  # the program, and the Python that runs it
+        raise UsageError(f"--python {args.python}: it is no Python")
     cache = Cache.private() if args.dry_run else opened(new=True)
     found = []
     for jit in rows:

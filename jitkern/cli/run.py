@@ -20,6 +20,7 @@ from jitkern.cache_tools.check import counted
 from jitkern.cli.output import YELLOW, say
 from jitkern.cli.parser import command_in, file_to_write, take_command, take_key
 from jitkern.cli.remote.connection import UNSIGNED, named_store, telling
+from jitkern.errors import JitkernError
 from jitkern.remote.store import Store
 
 
@@ -64,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # nobody reads it
             _tell(report)
     if store:
-        _push(this, store, key)
+        try:
+            _push(this, store, key, quiet=args.level < 0)
+        except JitkernError as e:  # the exit code is that of the program
+            say(f"nothing was pushed: {e}")
     return end_as(report.code)
 
 
@@ -87,7 +91,7 @@ def _write(report: Report, path: Path) -> None:
         say(f"cannot write {path}: {e.strerror}")
 
 
-def _push(this: adopt.run.Run, store: Store, key: Path | None) -> None:
+def _push(this: adopt.run.Run, store: Store, key: Path | None, *, quiet: bool) -> None:
     """Push the entries for the machine of a run. Raises JitkernError."""
     machine = remote.layout.machine_of(str(this.machine.target))
     machines = (machine, remote.layout.host_of(machine))
@@ -100,5 +104,5 @@ def _push(this: adopt.run.Run, store: Store, key: Path | None) -> None:
     if chosen:
         with telling(store):
             remote.publish.push(this.cache, chosen, store, key=key, unsigned=key is None)
-        if key is None:
+        if key is None and not quiet:
             say(UNSIGNED, code=YELLOW)

@@ -66,3 +66,32 @@ def test_an_edited_function_of_numba_is_refused(cache_dir, tmp_path):
     assert f"numba_functions.py:{len(program.read_text().splitlines())}" in done.stderr
     jitkern("run", "--", sys.executable, program)
     jitkern("run", "--frozen", "--", sys.executable, program)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["from helper import f, K", "import helper", "of a file"])
+def test_numba_is_served_by_all_that_a_function_names(how, cache_dir, tmp_path):
+    """Two programs with the same source, of which another module or a value differs."""
+    pytest.importorskip("numba")
+    text = {
+        "from helper import f, K": "from helper import f, K\n\nBODY f(x) + K",
+        "import helper": "import helper\n\nBODY helper.f(x) + helper.K",
+        "of a file": "K = int(open(__file__ + '.txt').read())\n\nBODY x + K",
+    }[how].replace("BODY", "@numba.njit(cache=True)\ndef g(x):\n    return")
+    helper = "import numba\nK = {0}\n@numba.njit(cache=True)\ndef f(x):\n    return x * {0}\n"
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        (folder / "lib").mkdir(parents=True)
+        (folder / "lib" / "helper.py").write_text(helper.format(number))
+        (folder / "n.py").write_text(f"import numba\n{text}\n\nprint(g(10))\n")
+        (folder / "n.py.txt").write_text(str(number))
+    for number in (1, 2, 1):
+        answer = 10 + number if how == "of a file" else 11 * number
+        for mode in ((), ("--frozen",)):
+            done = subprocess.run(
+                [sys.executable, "-m", "jitkern", "run", *mode, "--", sys.executable, "n.py"],
+                cwd=tmp_path / str(number), env={**os.environ, "PYTHONPATH": "lib"},
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.stdout == f"{answer}\n"
+    assert "compiled: nothing" in done.stderr

@@ -22,10 +22,12 @@ from jitkern.cache.store import Cache
 
 # A JIT as FlashInfer and tvm-ffi are: a folder for each source, in which ninja builds a library.
 PROGRAM = """
-import ctypes, hashlib, os, pathlib, subprocess, sys
+import ctypes, fcntl, hashlib, os, pathlib, subprocess, sys
 source = pathlib.Path(__file__).with_name("answer.c").read_text()
 folder = pathlib.Path(os.environ["TVM_FFI_CACHE_DIR"], "answer_" + hashlib.sha256(source.encode()).hexdigest()[:8])
 folder.mkdir(parents=True, exist_ok=True)
+locked = open(folder / "lock", "w")
+fcntl.flock(locked, fcntl.LOCK_EX)
 if not (folder / "main.c").exists():
     (folder / "main.c").write_text(source)
 if not (folder / "build.ninja").exists():
@@ -218,6 +220,87 @@ def test_a_header_that_would_be_found_first_is_not_overlooked(run, folder):
     assert run().stdout == "42\n"
     (folder / "first" / "answer.h").write_text("#define ANSWER 44\n")
     assert run("--frozen").returncode != 0
+    assert run().stdout == "44\n"
+
+
+def test_an_edit_that_keeps_size_and_time_is_built(run, folder):
+    header = folder / "answer.h"
+    status = header.stat()
+    run()
+    header.write_text("#define ANSWER 43\n")
+    os.utime(header, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert f"{header} differs" in run("--frozen").stderr
+    assert run().stdout == "43\n"
+    assert run("--frozen").stdout == "43\n"
+
+
+@pytest.mark.long
+def test_folders_of_headers_in_variables_count(run, folder):
+    (folder / "answer.c").write_text("#include <far.h>\nint answer(void) { return FAR; }\n")
+    for number in (1, 2, 3):
+        (folder / str(number)).mkdir()
+    (folder / "2" / "far.h").write_text("#define FAR 2\n")
+    (folder / "3" / "far.h").write_text("#define FAR 3\n")
+    both = f"{folder}/1:{folder}/2"
+    assert run(CPATH=both).stdout == "2\n"
+    assert run("--frozen", CPATH=both).stdout == "2\n"
+    (folder / "1" / "far.h").write_text("#define FAR 1\n")
+    assert run("--frozen", CPATH=both).returncode != 0
+    assert run(CPATH=both).stdout == "1\n"
+    assert run(CPATH=f"{folder}/3").stdout == "3\n"
+    assert run(CPATH="").returncode != 0
+
+
+def test_a_damaged_library_is_built_again_or_laid(run, cache_dir):
+    run()
+    [library] = cache_dir.glob("v1/run/*/tvm_ffi-*/*/answer.so")
+    library.write_bytes(b"")
+    assert "answer.so differs" in run("--frozen").stderr
+    assert run("--frozen").stdout == "42\n"  # the refused run has laid it again
+    library.write_bytes(b"?")
+    assert run().stdout == "42\n"
+    shutil.rmtree(cache_dir / "v1" / "run")
+    assert run("--frozen").stdout == "42\n"
+
+
+def test_a_file_that_nothing_compiled_anew_is_laid_again(cache_dir):
+    this = Run(["true"])
+    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
+    folder.path.mkdir(parents=True)
+    (folder.path / "a").write_bytes(b"1")
+    this.keep()
+    (folder.path / "a").write_bytes(b"damaged")
+    this.keep()
+    assert (folder.path / "a").read_bytes() == b"1"
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 1
+
+
+def test_a_run_within_a_frozen_one_is_frozen(run, folder):
+    (folder / "build.sh").write_text("cc -c answer.c\n")
+    inner = (sys.executable, "-m", "jitkern", "run", "-q", "--", "sh", "build.sh")
+    done = run("--frozen", "--report", "report.json", command=inner)
+    assert done.returncode == 1
+    [refused] = json.loads((folder / "report.json").read_text())["refused"]
+    assert (refused["tool"], refused["what"]) == ("cc", "answer.c")
+    assert "what is compiled for none of the JITs in docs/run.md is never kept" in done.stderr
+    assert "cc 1 (" in run(command=inner).stderr
+
+
+def test_a_compiler_with_a_prefix_and_a_version_is_watched(run, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "x86_64-linux-gnu-g++-12").symlink_to(shutil.which("true"))
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    command = ("sh", "-c", "x86_64-linux-gnu-g++-12 -c a.cpp")
+    assert run("--frozen", command=command, PATH=path).returncode == 1
+    assert "x86_64-linux-gnu-g++-12 1 (" in run(command=command, PATH=path).stderr
+
+
+@pytest.mark.long
+def test_a_push_that_fails_leaves_the_exit_code(run):
+    done = run("--push", "file:///proc/nowhere", command=("sh", "-c", "exit 5"))
+    assert done.returncode == 5
+    done = run("--push", "file:///proc/nowhere")
+    assert done.returncode == 0 and "nothing was pushed: file:///proc/nowhere" in done.stderr
 
 
 @pytest.mark.long
@@ -490,7 +573,7 @@ def test_adopt_takes_what_is_there(run, cache_dir, tmp_path):
     assert told["left_out"] == [
         "'ABCDEF/link': it is no regular file",
         "'ABCDEF/odd\\nname': its name is not printable",
-        "README: it is in no folder that triton makes",
+        "README: it is in no folder that triton makes under `jitkern run`",
     ]
     show = (
         "import os, pathlib; print(*pathlib.Path(os.environ['TRITON_CACHE_DIR']).rglob('*.cubin'))"
@@ -508,6 +591,19 @@ def test_adopt_leaves_out_builds_that_cannot_be_proven(cache_dir, tmp_path):
     assert (
         subprocess.run([*words[:-3], "tvm-ffi"], capture_output=True, check=False).returncode == 2
     )
+
+
+@pytest.mark.long
+def test_adopt_refuses_what_it_cannot_use(tmp_path):
+    for words, says in (
+        (("--python", "/bin/true"), "--python /bin/true: it is no Python"),
+        (("--python", "/nowhere"), "--python /nowhere: there is no such command"),
+        (("numba", "--from", tmp_path), "it is in no folder that numba makes under `jitkern run`"),
+    ):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "f.nbi").write_text("index")
+        command = [sys.executable, "-m", "jitkern", "adopt", *map(str, words)]
+        assert says in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def test_a_long_run_keeps_what_is_settled(cache_dir, tmp_path, monkeypatch):
