@@ -36,6 +36,7 @@ from jitkern.named_tuple import NamedTuple
 KIND = "run"  # of the entries, and the namespace of their ops
 BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
 PER_FILE = 2048  # bytes that a file counts for beside its own
+DIFFERS = "it differs from its entry, and nothing was compiled: delete it if it is damaged"
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
 
@@ -108,8 +109,8 @@ class Folder:
         """Publish what is new as entries, and return what it was. Raises CacheError.
 
         settled: seconds since the last change of a file before it counts as whole.
-        compiled: whether the JIT has compiled. Otherwise a file that an entry has is damaged if its
-        content is another one, and laid again.
+        compiled: whether the JIT has compiled. If not, a file of which an entry has another content
+        is left out: it is damaged, or another run is compiling it.
         """
         if self.path.is_dir():
             with contextlib.suppress(OSError):
@@ -117,15 +118,6 @@ class Folder:
         odd: list[str] = []
         files = self._files(odd)
         fresh = self._fresh(files)
-        if not compiled and any(fresh.values()):
-            damaged = {self._unit(path) for path, known in fresh.items() if known}
-            odd += (f"{unit}: it is damaged, and laid again" for unit in sorted(damaged))
-            for path in files:
-                if self._unit(path) in damaged:
-                    atomic.delete(self.path / path)
-            self.lay()
-            files = self._files()
-            fresh = self._fresh(files)
         if not fresh:
             return Kept(left_out=(*odd,))
         with self._writing():
@@ -134,7 +126,11 @@ class Folder:
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            reasons = {unit: self._why_not(paths, files, settled) for unit, paths in new.items()}
+            differ = {self._unit(path) for path, known in fresh.items() if known and not compiled}
+            reasons = {
+                unit: DIFFERS if unit in differ else self._why_not(paths, files, settled)
+                for unit, paths in new.items()
+            }
             odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
             done = Kept(left_out=(*odd,))
             wanted = [paths for unit, paths in new.items() if not reasons[unit]]

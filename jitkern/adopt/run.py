@@ -151,6 +151,9 @@ class Run:
             self._kept += done.files if self._lasts else 0
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
+                for line in done.left_out:
+                    if line.endswith(folders.DIFFERS):
+                        self._tell(f"{folder.path}/{line}")
 
     def _begin(self) -> start.RunningCommand:
         self.lay()
