@@ -25,6 +25,7 @@ from jitkern.source.kinds import (
     Source,
     Triton,
     Unit,
+    true_or_false,
     unknown_keyword,
 )
 
@@ -74,13 +75,14 @@ def kernel(
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
     try:
         module = str(frame.f_globals.get("__name__", ""))
-        _check(schema, module, unknown)
+        _check(schema, module, prewarm, unknown)
         sources = _placed({"cuda": cuda, "cpu": cpu}, schema, module, frame)
         body = _body_around(frame)
         if body is not None:  # of a module that calls a function of another one, to make ops
             module = str(body.f_globals.get("__name__", ""))
         if isinstance(nondifferentiable, str):
             nondifferentiable = (nondifferentiable,)
+        true_or_false("fusible", fusible)
         declaration = Declaration(
             sources, fusible=fusible, nondifferentiable=tuple(nondifferentiable), module=module,
             place=place, prewarm=prewarm,
@@ -90,8 +92,8 @@ def kernel(
         raise DeclarationError(f"{place}{e}") from e.__cause__
 
 
-def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
-    """Refuse a name that the op cannot have, and keywords that there are not."""
+def _check(schema: str, module: str, prewarm: object, unknown: Mapping[str, Any]) -> None:
+    """Refuse a name that the op cannot have, keywords that there are not, and a text as calls."""
     if not isinstance(schema, str):
         raise DeclarationError(f"`{schema!r:.80}` is no schema of an op: write it as a string")
     name = schema.partition("(")[0]
@@ -117,6 +119,8 @@ def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
             f"`{schema}` has no namespace, and only the ops of jitkern itself go without: write "
             f"`{example}::{schema}`"
         )
+    if isinstance(prewarm, str):
+        raise DeclarationError(f"prewarm={prewarm!r} is a string: give a list, [{prewarm!r}]")
     if unknown:
         raise DeclarationError(f"`{schema}`: {unknown_keyword('kernel()', unknown, _KEYWORDS)}")
 

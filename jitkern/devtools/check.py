@@ -56,6 +56,8 @@ def checks_of(
     def call_of(device: str, kind: str) -> Callable[[str], object]:
         return lambda what: begin(OpCheck(op.name, device, kind, "reference", None, what))
 
+    if not any(op.sources.values()):
+        yield OpCheck(op.name, "", "", "kernels", None, "none: give some as cpu= or cuda=")
     for device, sources in op.sources.items():
         if not sources:
             continue

@@ -240,7 +240,8 @@ def _kind_of(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, (tuple, list)):
-        return f"{len(value)} values"
+        name = type(value).__name__
+        return f"{len(value)} values" if len(value) != 1 else f"a {name} of one value"
     if isinstance(value, torch.Tensor):
         return "a tensor"
     name = type(value).__name__

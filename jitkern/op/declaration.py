@@ -161,8 +161,9 @@ class DeclaredOp:
         function = launchers.get(source.kind) or launchers.get(device)
         if not function:
             raise DeclarationError(
-                f"{self.name}: {self.place}it has no launch function for {source.kind}: "
-                f"add @{self.name.split('::')[1]}.launch({device!r})"
+                f"{self.name}: {self.place}it has no launch function for its "
+                f"{type(source).__name__}: decorate one with the op's `.launch({device!r})`"
+                + (f"; it has one for {', '.join(launchers)}" if launchers else "")
             )
         return self._tuned(function, source.kind, device)
 

@@ -181,6 +181,12 @@ class Op(DeclaredOp, Generic[Result]):
             does among other kernels, rather than with what the run before it left there.
         """
         self._check_kinds("tune", kinds)
+        for name, function in dict[str, Any](key=key, inputs=inputs).items():
+            if function is not None and not callable(function):
+                where = f"{self.name}: {call_site()}"
+                raise DeclarationError(
+                    f"{where}tune() takes a function as {name}=, got {function!r}"
+                )
 
         def keep(function: Function) -> Function:
             tuning = launch.tuned.Tuning(function, key, inputs, cold)
@@ -261,6 +267,7 @@ class Op(DeclaredOp, Generic[Result]):
         self._drawn = None
         return function
 
+    @config.hide_internal_frames
     def cost(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns `(bytes, flops)`, what a call must move and compute.
 
@@ -268,6 +275,7 @@ class Op(DeclaredOp, Generic[Result]):
         written once. The flops are additions, multiplications and calls of functions like `exp`.
         `jitkern.roofline` calls the function, also with meta tensors: shapes and dtypes suffice.
         """
+        self._check_parameters("cost function", function, self._names)
         self._declare(cost=function)
         return function
 

@@ -131,7 +131,7 @@ def missing(path: Path) -> str:
         )
     beside = ", ".join(sorted(p.name for p in path.parent.glob(f"*{path.suffix}"))) or "none"
     return (
-        f"the kernel source {path} does not exist; {path.suffix} files in its folder: {beside}: "
+        f"the kernel source {path} does not exist (its folder has: {beside}): "
         "correct the name in the declaration, or restore the file (package data, in a wheel)"
     )
 

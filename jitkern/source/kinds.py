@@ -93,8 +93,16 @@ def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tu
         raise _refusal(f"{name}={value!r} is not a list: give a list of strings")
     wrong = [item for item in value if not isinstance(item, (str, *among))]
     if wrong:
-        raise _refusal(f"{name} lists strings, and {wrong[0]!r} is not one: write it as str()")
+        remedy = f"write {str(wrong[0])!r}"
+        raise _refusal(f"{name} lists strings, and {wrong[0]!r} is not one: {remedy}")
     return tuple(value)
+
+
+def true_or_false(name: str, value: object) -> bool:
+    """The value that was given as `name`. Raises DeclarationError if it is no bool."""
+    if not isinstance(value, bool):
+        raise _refusal(f"{name}={value!r}: write True or False")
+    return value
 
 
 CUDA = "cuda"  # a kernel that is launched with a grid
@@ -190,9 +198,9 @@ class Source:
         if not isinstance(min_compiler, str):
             raise _refusal(f"min_compiler={min_compiler!r} is not a string: write '{min_compiler}'")
         self.min_compiler = min_compiler
-        if strided not in (False, True) or (strided and self.runs == ITSELF):
-            raise _refusal(f"strided={strided!r}: True or False, and for no Extension")
-        self.strided = strided
+        self.strided = true_or_false("strided", strided)
+        if strided and self.runs == ITSELF:
+            raise _refusal("strided=True is for no Extension: it reads the strides of its tensors")
         self.text = text
         self.written_at = tuple(written_at)
         self.home = folder
@@ -365,8 +373,8 @@ class Cpp(Source):
         **rest: Unpack[Options],
     ) -> None:
         super().__init__(files, **rest)
-        self.native = native
-        self.openmp = openmp
+        self.native = true_or_false("native", native)
+        self.openmp = true_or_false("openmp", openmp)
 
     @property
     def is_c(self) -> bool:

@@ -191,6 +191,12 @@ def test_an_op_that_is_a_gradient_needs_no_samples():
     assert row.note.startswith(f"no samples: {forward.name} checks it as its gradient")
 
 
+def test_an_op_without_kernels_is_told():
+    op = kernel(f"jitkern_check::op{next(_number)}(Tensor x) -> Tensor", cpu=[])
+    [row] = check.checks_of(op, ["cpu"])
+    assert row.ok is None and row.note == "none: give some as cpu= or cuda="
+
+
 def test_infinite_terms_allow_no_error():
     x = torch.tensor([1e30, 2.0, 3.0])
     row = rows_of(lambda k, x: 1.01 * x, x, lambda x: x.double().exp().log().to(x))["reference"]

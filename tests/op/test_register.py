@@ -115,6 +115,26 @@ def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
         declare(schema)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fusible": "no"}, "fusible='no': write True or False"),
+        ({"prewarm": "f32[3]"}, r"prewarm='f32\[3\]' is a string: give a list, \['f32\[3\]'\]"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_refused(options, says):
+    with pytest.raises(DeclarationError, match=says):
+        kernel("test_register::wrong(Tensor x) -> Tensor", **options)
+
+
+def test_a_cost_or_key_that_no_call_fits_is_refused(declare):
+    op = declare()
+    with pytest.raises(DeclarationError, match=r"its cost function takes \(\), but is called with"):
+        op.cost(lambda: (1, 1))
+    with pytest.raises(DeclarationError, match=r"tune\(\) takes a function as key=, got 3"):
+        op.tune("cpu", key=3)
+
+
 def test_a_namespace_of_torch_is_refused():
     with pytest.raises(
         DeclarationError, match="`aten` is PyTorch's own: write `test_register::add"

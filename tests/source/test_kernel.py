@@ -54,6 +54,12 @@ def test_include_strings_become_includes():
     )
 
 
+@pytest.mark.parametrize("option", ["native", "openmp", "strided"])
+def test_an_option_of_a_cpp_source_is_a_bool(option):
+    with pytest.raises(DeclarationError, match=f"{option}='no': write True or False"):
+        Cpp("k.cpp", **{option: "no"})
+
+
 def test_sources_are_hashable_and_equal_by_value():
     assert len({Cuda("x.cu", flags=["-a"]), Cuda(["x.cu"], flags=("-a",))}) == 1
 
