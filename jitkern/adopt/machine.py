@@ -98,7 +98,7 @@ def _program_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     if program is None and Path(command[0]).exists():
         raise PermissionError(13, "it may not be executed", command[0])
     if program is None:
-        raise FileNotFoundError(2, "there is no such command", command[0])
+        raise FileNotFoundError(2, "No such file or directory", command[0])
     if _PYTHON.fullmatch(Path(program).name):
         return Path(program), Path(program)
     first = ""

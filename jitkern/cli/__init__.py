@@ -37,7 +37,8 @@ COMMANDS = {
 }
 EXIT_CODES = """\
 exit codes: 0 ok; 1 problems found, or some builds failed; 2 usage, a misspelt name too; 3 the cache
-is unusable or untrusted; 130 interrupted. stdout carries data, stderr progress and errors.
+is unusable or untrusted; 126 and 127 a program that cannot be run; 130 interrupted. stdout carries
+data, stderr progress and errors.
 """
 _WITH_VALUE = ("--cache-dir", "--color")
 

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as e:
-        say(f"cannot run {command[0]}: {e.strerror}")
-        return 127
+        say(f"cannot run {command[0]!r}: {e.strerror}")
+        return 127 if isinstance(e, FileNotFoundError) else 126
     status = status if status >= 0 else 128 - status
     calls = len({*output.read_bytes().splitlines()}) if output.is_file() else 0
     found = f"{counted(calls, 'call')} in {output}: jitkern prewarm --from {output}"

@@ -599,7 +599,7 @@ def test_adopt_leaves_out_builds_that_cannot_be_proven(cache_dir, tmp_path):
 def test_adopt_refuses_what_it_cannot_use(tmp_path):
     for words, says in (
         (("--python", "/bin/true"), "--python /bin/true: it is no Python"),
-        (("--python", "/nowhere"), "--python /nowhere: there is no such command"),
+        (("--python", "/nowhere"), "--python /nowhere: No such file or directory"),
         (("numba", "--from", tmp_path), "it is in no folder that numba makes under `jitkern run`"),
     ):
         (tmp_path / "a").mkdir(exist_ok=True)
