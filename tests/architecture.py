@@ -103,21 +103,27 @@ def room_of(name: str) -> str:
     return [*name.split("."), "__init__"][1]
 
 
-def for_types(tree: ast.AST) -> set[int]:
+@functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a module, which several tests look at."""
+    return [*ast.walk(tree)]
+
+
+def for_types(tree: ast.Module) -> set[int]:
     """The ids of the nodes that only a type checker sees."""
     return {
         id(inside)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inside in ast.walk(node)
     }
 
 
 @functools.cache
-def imports(tree: ast.AST, *, types: bool = False) -> list[tuple[ast.AST, str]]:
+def imports(tree: ast.Module, *, types: bool = False) -> list[tuple[ast.AST, str]]:
     """(node, module of ours) for each that a file imports when it runs; types: or for types."""
     hidden, found = set() if types else for_types(tree), []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -231,7 +237,7 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
             met = [] if root in ("self", "cls", "torch") else [node.attr]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jitkern"):
             met = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr")):
+        elif isinstance(node, ast.Call) and called(node).endswith(("setattr", "getattr")):
             words = [a.value for a in node.args if isinstance(a, ast.Constant)]
             met = [word.rpartition(".")[2] for word in words if isinstance(word, str)]
         elif isinstance(node, ast.Constant) and re.search("(from|import) jitkern", str(node.value)):
@@ -239,6 +245,11 @@ def privates_met(tree: ast.Module, private: set[str]) -> Iterator[str]:
                 yield from privates_met(ast.parse(textwrap.dedent(node.value)), private)
         if others & {*met}:
             yield ast.unparse(node)
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what a call calls."""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
 def lines() -> dict[str, int]:

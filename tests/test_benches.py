@@ -176,6 +176,7 @@ def test_kernels_compares_an_op_with_what_torch_compile_makes(
     assert op["left_out"] == {"cupy": "its kernels are for CUDA devices"}
 
 
+@pytest.mark.long
 def test_the_simulation_of_a_fleet_compares_ways_to_fetch(cache_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `docs` is not installed")
     plot = tmp_path / "plot.svg"

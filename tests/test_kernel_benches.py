@@ -271,6 +271,7 @@ def test_an_op_without_a_reference_is_refused():
 # ------------------------------------------------------------------------------ the command line
 
 
+@pytest.mark.long
 @needs_compiler
 def test_the_command_prints_json_and_writes_a_table_and_plots(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs the extra docs: pip install jitkern[docs]")

@@ -251,6 +251,7 @@ def test_folders_of_headers_in_variables_count(run, folder):
     assert run(CPATH="").returncode != 0
 
 
+@pytest.mark.long
 def test_a_damaged_library_is_built_again(run, cache_dir):
     run()
     [library] = cache_dir.glob("v1/run/*/tvm_ffi-*/*/answer.so")
@@ -277,6 +278,7 @@ def test_a_file_that_nothing_compiled_anew_is_not_kept(cache_dir):
     assert told == [f"{folder.path}/a: {folders.DIFFERS}"]
 
 
+@pytest.mark.long
 def test_a_run_within_a_frozen_one_is_frozen(run, folder):
     (folder / "build.sh").write_text("cc -c answer.c\n")
     inner = (sys.executable, "-m", "jitkern", "run", "-q", "--", "sh", "build.sh")
@@ -288,6 +290,7 @@ def test_a_run_within_a_frozen_one_is_frozen(run, folder):
     assert "cc 1 (" in run(command=inner).stderr
 
 
+@pytest.mark.long
 def test_a_compiler_with_a_prefix_and_a_version_is_watched(run, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "x86_64-linux-gnu-g++-12").symlink_to(shutil.which("true"))

@@ -527,6 +527,7 @@ def test_a_check_that_goes_wrong_says_so(root, monkeypatch):
     assert (check.ok, check.value) == (False, "cannot be examined: Symlink loop") and check.remedy
 
 
+@pytest.mark.long
 def test_doctor_says_what_serves_calls(cli, monkeypatch, tmp_path):
     def launch_runtime():
         report = json.loads(cli("doctor", "--json")[1].splitlines()[-1])

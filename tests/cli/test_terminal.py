@@ -285,6 +285,7 @@ def test_a_call_can_be_named(cli, compiler, package):
     assert cli("prewarm", "jitkern", "--call", "i32[3] i32[3]")[0] == 2
 
 
+@pytest.mark.long
 def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
     op = OPS["jitkern::vec_add"]
     x = torch.ones(3, 2, dtype=torch.int16)

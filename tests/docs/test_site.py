@@ -126,6 +126,7 @@ def test_plots_of_kernels_lie_beside_the_table_that_they_show():
             assert f"{row['device']}, commit {row['commit']}, " in drawn
 
 
+@pytest.mark.long
 @mkdocs
 def test_a_plot_is_drawn_from_the_output_of_a_bench(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra docs: pip install jitkern[docs]")
