@@ -61,6 +61,7 @@ def changing(tree):
             yield changed.id
 
 
+@pytest.mark.long
 def test_each_object_of_a_module_that_changes_is_listed():
     table = MAP.partition("## What a process holds")[2].partition("## Words")[0]
     listed = {

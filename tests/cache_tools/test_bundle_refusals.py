@@ -24,6 +24,7 @@ zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) els
 # --- what is odd is refused, and nothing comes of it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -506,6 +506,7 @@ def test_what_not_cached_names_can_be_prewarmed(cli, compiler, variant, target):
     assert hint("jitkern::vec_add", "jitkern.kernels") == "vec_add"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module",
     [

@@ -117,6 +117,7 @@ void none(void) {}
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "codes"),
     [
@@ -148,6 +149,7 @@ def test_cpp_types_are_what_the_compiler_takes_them_for(build):
     assert parameters(entry) == ["*f32", "*f64", "*f32", "*i32", "*i64", "*i64", "", "*bf16"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["k.c", "k.cpp"])
 @pytest.mark.parametrize("dtype", ["i64", "u8", "i8", "u32", "f64", "bool"])
 def test_a_dtype_is_one_word_as_a_macro(build, dtype, name):

@@ -108,6 +108,7 @@ def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
 OTHER = "V = tl.constexpr(2)\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -140,6 +140,7 @@ def test_no_overflow_is_undefined_and_any_byte_is_true(tmp_path):
                 assert torch.equal(got, want), (function, i)
 
 
+@pytest.mark.long
 def test_positions_beyond_32_bits():
     launches = []
     launcher = bias.op.launch_function(bias.op.sources["cuda"][0], "cuda")

@@ -601,6 +601,7 @@ ANSWERS = {  # a number of x and n, the first call and a later one, and the answ
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ANSWERS)
 def test_tensors_and_numbers_are_traced_as_in_python(declare, name):
     compute, first, later, expected = ANSWERS[name]
