@@ -219,8 +219,11 @@ def _key_numba_by_content(caching: Any) -> None:
         return digest_of_file(self._py_file)
 
     def _index_key(self: Any, *about: Any) -> Any:
-        named = _named_by(self._py_func, frozenset(), caching.dumps, set())
-        return (*index_key(self, *about), digest(named))
+        try:
+            named = digest(_named_by(self._py_func, frozenset(), caching.dumps, set()))
+        except Exception:  # noqa: BLE001  something has no content that can be compared
+            named = os.urandom(16).hex()
+        return (*index_key(self, *about), named)
 
     caching.Cache._index_key = _index_key
     provided = caching.UserProvidedCacheLocator
@@ -239,7 +242,8 @@ def _named_by(
     code = getattr(function, "__code__", None)
     inner: dict[str, Any] = {}
     if isinstance(value, (types.ModuleType, type)):
-        inner = dict(vars(value))
+        found = vars(value) if isinstance(value, types.ModuleType) else dir(value)
+        inner = {name: getattr(value, name) for name in names.intersection(found)}
         yield value.__name__.encode()
     elif code:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -248,11 +252,8 @@ def _named_by(
         yield repr((*_pieces(code), vars(value).get("targetoptions"))).encode()
         yield dumps((function.__defaults__, function.__kwdefaults__))
     else:
-        try:
-            yield dumps(value)
-        except Exception:  # noqa: BLE001
-            yield os.urandom(16)  # it cannot be compared
-    home = inner.get("__name__") or getattr(value, "__module__", "")
+        yield dumps(value)
+    home = getattr(value, "__module__", "") or getattr(value, "__name__", "")
     if str(home).partition(".")[0] in (*sys.stdlib_module_names, "numba", "numpy"):
         return  # their versions key the cache
     for name in sorted(names & inner.keys()):

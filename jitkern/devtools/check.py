@@ -209,6 +209,8 @@ def _expected_of(op: Op, number: int, sample: Sequence[Any]) -> Expected:
     """Return the results for a sample. Raises AssertionError if the reference refuses it."""
     try:
         return _expected(op, sample)
+    except (CompilerNotFound, TargetError):
+        raise
     except Exception as e:
         where = f"\nfrom the reference, on sample {number}, {_shapes(sample)}"
         raise AssertionError(_told_with_line(op, e) + where) from e

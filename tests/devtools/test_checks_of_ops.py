@@ -8,6 +8,7 @@ import torch
 from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.devtools import check
+from jitkern.errors import CompilerNotFound
 
 SOURCE = """
 extern "C" void twice(float* o, float* x, long first, long last, long spoilt) {
@@ -176,6 +177,13 @@ def test_what_the_own_code_raises_has_its_line():
     line = raising.__code__.co_firstlineno + 1
     assert row.note.startswith(f"{__file__}:{line}: AssertionError")
     assert row.note.endswith("\nfrom the reference, on sample 1, (float32[3])")
+
+
+def test_a_reference_that_needs_a_compiler_is_not_tried():
+    def needing(x):
+        raise CompilerNotFound("no compiler", remedy="install one")
+
+    assert rows_of(twice, torch.ones(3), needing)["reference"].ok is None
 
 
 def test_an_op_that_is_a_gradient_needs_no_samples():
