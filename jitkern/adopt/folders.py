@@ -41,11 +41,15 @@ LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
 
 class Kept(NamedTuple):
-    """What is in the folder of a JIT: the files of new entries, and paths left out with reasons."""
+    """What is in the folder of a JIT: the files of new entries, and paths left out with reasons.
+
+    differ: those of them that may be damaged.
+    """
 
     files: int = 0
     bytes: int = 0
     left_out: tuple[str, ...] = ()
+    differ: tuple[str, ...] = ()
 
 
 class Folder:
@@ -78,15 +82,20 @@ class Folder:
     def missing(self) -> dict[str, set[str]]:
         """Return the paths that the folder lacks, by the newest entry that has each.
 
-        What is here stays: the JIT may have changed it.
+        A unit in which the JIT has changed something stays as it is.
         """
         found = {}
-        here = {self._unit(path) for path in self._files()}
+        here = self._files()
+        done: set[str] = set()
         for name, manifest in self._manifests():
-            lacking = {path for path in _files_of(manifest) if self._unit(path) not in here}
-            lacking = {path for path in lacking if not (self.path / path).exists()}
-            here |= {self._unit(path) for path in lacking}
-            if lacking:
+            known = _known(manifest)
+            gone = {path for path in known.keys() - here.keys() if self._unit(path) not in done}
+            gone = {path for path in gone if not (self.path / path).exists()}
+            units = {self._unit(path) for path in gone}
+            beside = {path: status for path, status in here.items() if self._unit(path) in units}
+            units -= {self._unit(path) for path in self._unknown(beside, known)}
+            done |= units
+            if lacking := {path for path in gone if self._unit(path) in units}:
                 found[name] = lacking
         return found
 
@@ -126,13 +135,13 @@ class Folder:
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            differ = {self._unit(path) for path, known in fresh.items() if known and not compiled}
+            changed = {self._unit(path) for path, known in fresh.items() if known and not compiled}
             reasons = {
-                unit: DIFFERS if unit in differ else self._why_not(paths, files, settled)
+                unit: DIFFERS if unit in changed else self._why_not(paths, files, settled)
                 for unit, paths in new.items()
             }
             odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
-            done = Kept(left_out=(*odd,))
+            done = Kept(left_out=(*odd,), differ=(*sorted(changed),))
             wanted = [paths for unit, paths in new.items() if not reasons[unit]]
             for paths in _batches(wanted, files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -149,23 +158,24 @@ class Folder:
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
     def _fresh(self, files: Mapping[str, os.stat_result]) -> dict[str, bool]:
-        """Return the files whose content no entry has, and whether one has another content.
-
-        Those with a known time are not read.
-        """
-        known: dict[str, set[object]] = defaultdict(set)  # sizes with times, and contents
+        """Return the files whose content no entry has, and whether one has another content."""
+        known: dict[str, set[object]] = defaultdict(set)
         for _, manifest in self._manifests():
-            times = _times_of(manifest)
-            for path, number in _files_of(manifest).items():
-                size, sha256 = manifest.artifacts[number]
-                known[path] |= {(size, times.get(number)), sha256}
-        fresh = {}
+            for path, marks in _known(manifest).items():
+                known[path] |= marks
+        return {path: bool(known[path]) for path in self._unknown(files, known)}
+
+    def _unknown(
+        self, files: Mapping[str, os.stat_result], known: Mapping[str, set[object]]
+    ) -> list[str]:
+        """Return the files that are not as known ones; those with a known time are not read."""
+        found = []
         for path, status in files.items():
-            mine = known[path]
+            marks = known.get(path, set())
             with contextlib.suppress(OSError):  # removed meanwhile
-                if _stamp(status) not in mine and not (mine and digest(self.path / path) in mine):
-                    fresh[path] = bool(mine)
-        return fresh
+                same = marks and (_stamp(status) in marks or digest(self.path / path) in marks)
+                found += [] if same else [path]
+        return found
 
     def _publish(self, paths: list[str], done: Kept) -> Kept:
         stamps = {path: _stamp((self.path / path).lstat()) for path in paths}
@@ -248,8 +258,7 @@ def sweep(cache: Cache, *, max_size: int, max_age: float) -> None:
         return not eviction.used_lately(path)
 
     for use in eviction.victims(uses, idle, max_size=max_size or None, max_age=max_age):
-        atomic.delete(use.path.with_suffix(""))
-        atomic.delete(use.path)
+        _delete(use.path)
 
 
 def forget(cache: Cache) -> None:
@@ -257,8 +266,13 @@ def forget(cache: Cache) -> None:
     for path in (cache.root / VERSION / JITS).glob(f"*/*{USED}"):
         target = path.parent.name
         if not any(_entries(cache, target, _label(target, path.stem))):
-            atomic.delete(path.with_suffix(""))
-            atomic.delete(path)
+            _delete(path)
+
+
+def _delete(mark: Path) -> None:
+    """Delete a folder, and its mark."""
+    atomic.delete(mark.with_suffix(""))
+    atomic.delete(mark)
 
 
 def _label(target: str, name: str) -> str:
@@ -318,6 +332,13 @@ def _batches(
             size, batch = 0, []
     if batch:
         yield batch
+
+
+def _known(manifest: Manifest) -> dict[str, set[object]]:
+    """Return of each file of an entry its size with its time, and its content, by its path."""
+    times, known = _times_of(manifest), manifest.artifacts
+    files = _files_of(manifest).items()
+    return {path: {(known[n][0], times.get(n)), known[n][1]} for path, n in files}
 
 
 def _times_of(manifest: Manifest) -> dict[str, int]:

@@ -15,7 +15,7 @@ class Jit:
     unit: how many leading folders of a path name what is only whole together; 0: each file is
         whole by itself. A unit is laid from one entry or not at all.
     renamed: whether we have it name its files, so that those made without us are of no use.
-    ninja: whether units are builds by ninja, laid with what they depend on; see `ninja`.
+    ninja: whether units are builds by ninja, laid with what they depend on; see `shim`.
     native: whether code is compiled for the very processor of this machine.
     driver: whether the CUDA driver's version keys the cache.
     skipped: patterns of names that are not kept: locks, logs, what is only of use to a compiler.
@@ -40,6 +40,10 @@ class Jit:
         self.variables = variables
         self.packages = packages
         vars(self).update(rest)
+
+    def may_have_compiled(self, tools: set[str]) -> bool:
+        """Return whether it may have compiled where it would be one of the tools that did."""
+        return self.name in tools if self.compiles else not self.ninja or "ninja" in tools
 
 
 # What a build by ninja needs on its own machine alone: `build.ninja` has its paths.
@@ -73,8 +77,8 @@ JITS = (
         places=("~/.cupy/kernel_cache",),
         compiles=("cupy.cuda.compiler:_compile_using_nvrtc_no_warning|compile_using_nvrtc",)),
     Jit("numba", ("NUMBA_CACHE_DIR",), ("numba", "llvmlite", "numpy"), unit=1, native=True,
-        renamed=True, remark="Numba keeps functions with `cache=True` alone",
-        compiles=("numba.core.dispatcher:_FunctionCompiler.compile",)),
+        renamed=True, compiles=("numba.core.dispatcher:_FunctionCompiler.compile",),
+        remark="Numba keeps functions with `cache=True` alone, and no calls with functions"),
     Jit("warp", ("WARP_CACHE_PATH",), ("warp-lang",), unit=2, native=True,
         places=("~/.cache/warp",),
         compiles=("warp._src.build:build_cpu", "warp._src.build:build_cuda")),

@@ -95,7 +95,6 @@ class Run:
             if row.variables and not {*row.variables} & {*self._environment}
         ]
         self._facts = [] if begun else self._found()
-        self._scratch = ""
         self._laid = 0
         self._kept = 0
         self._left_out: dict[str, None] = {}
@@ -114,17 +113,17 @@ class Run:
         """Lay and run the command, unless it is `begun`, keep what is new; return what happened."""
         settings = config.current()
         command = start.begun.pop() if start.begun else self._begin()
-        self._scratch = command.scratch
         try:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
                 # In a thread: a signal must not wait.
-                threading.Thread(target=self.keep, args=(SETTLED,), daemon=True).start()
+                arguments = _events(command.scratch), SETTLED
+                threading.Thread(target=self.keep, args=arguments, daemon=True).start()
             newest = {path: start.newest(path) for path in (str(f.path) for f in self.folders)}
-            self.keep()
+            happened = _events(command.scratch)
+            self.keep(happened)
             folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
             _sweep_beside(Path(command.scratch))
             self._leave_note(newest, command)
-            happened = _events(command.scratch)
         finally:
             command.close()
         return Report(
@@ -135,15 +134,16 @@ class Run:
             self._laid, self._kept, [*self._left_out],
         )  # fmt: skip
 
-    def keep(self, settled: float = 0.0) -> None:
-        """Publish what is new in the folders, as far as the cache can be written."""
-        tools = {e.get("tool") for e in _events(self._scratch) if "refused" not in e}
+    def keep(self, happened: Sequence[dict[str, Any]] = (), settled: float = 0.0) -> None:
+        """Publish what is new in the folders, as far as the cache can be written.
+
+        happened: the events, which say what has compiled. settled: see `Folder.keep`.
+        """
+        tools = {event.get("tool", "") for event in happened if "refused" not in event}
         for folder in self.folders:
             jit = folder.jit
-            named = {jit.name} if jit.compiles else {"ninja"}
-            compiled = not (jit.compiles or jit.ninja) or not named.isdisjoint(tools)
             try:
-                done = folder.keep(settled, compiled=compiled)
+                done = folder.keep(settled, compiled=jit.may_have_compiled(tools))
             except CacheError as e:
                 self._tell(f"what {jit.name} compiled is not kept: {e}")
                 self._left_out[f"{jit.name}: {e}"] = None
@@ -151,9 +151,8 @@ class Run:
             self._kept += done.files if self._lasts else 0
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
-                for line in done.left_out:
-                    if line.endswith(folders.DIFFERS):
-                        self._tell(f"{folder.path}/{line}")
+                for unit in done.differ:
+                    self._tell(f"{folder.path}/{unit}: {folders.DIFFERS}")
 
     def _begin(self) -> start.RunningCommand:
         self.lay()

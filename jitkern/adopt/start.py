@@ -144,7 +144,7 @@ def begin(arguments: Sequence[str], load: Callable[[], object]) -> int | None:
     except (OSError, ValueError, EOFError, TypeError):
         return None
     for name, before in folders:
-        if os.path.isdir(name) != bool(before) or (before and not os.access(name, os.W_OK)):
+        if newest(name) != before or (before and not os.access(name, os.W_OK)):
             return None
     command = RunningCommand(program, words, {**os.environ, **variables}, mode)
     command.note, command.entries = note, entries

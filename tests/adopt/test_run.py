@@ -75,6 +75,13 @@ def run(folder, cache_dir):
     return run
 
 
+def cupy_of(this):
+    """The folder, made, of a JIT whose files are whole by themselves."""
+    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
+    folder.path.mkdir(parents=True)
+    return folder
+
+
 def carry(cache_dir, to, tmp_path):
     bundle = tmp_path / "all.tar"
     for variables, words in (
@@ -261,15 +268,22 @@ def test_a_damaged_library_is_built_again(run, cache_dir):
     unit = library.parent
     assert f"{unit}: it differs from its entry, and nothing was compiled: delete it" in refused
     assert run().stdout == "42\n"
-    shutil.rmtree(cache_dir / "v1" / "run")
+
+
+def test_what_was_deleted_is_laid_again(run, cache_dir):
+    assert [run().stdout, run().stdout] == ["42\n", "42\n"]  # the second leaves a note
+    [library] = cache_dir.glob("v1/run/*/tvm_ffi-*/*/answer.so")
+    library.unlink()
     assert run("--frozen").stdout == "42\n"
+    for folder in (library.parent, library.parents[1], cache_dir / "v1" / "run"):
+        shutil.rmtree(folder)
+        assert run("--frozen").stdout == "42\n"
 
 
 def test_a_file_that_nothing_compiled_anew_is_not_kept(cache_dir):
     told = []
     this = Run(["true"], tell=told.append)
-    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
-    folder.path.mkdir(parents=True)
+    folder = cupy_of(this)
     (folder.path / "a").write_bytes(b"1")
     this.keep()
     (folder.path / "a").write_bytes(b"damaged")
@@ -613,8 +627,7 @@ def test_adopt_refuses_what_it_cannot_use(tmp_path):
 
 def test_a_long_run_keeps_what_is_settled(cache_dir, tmp_path, monkeypatch):
     this = Run(["true"])
-    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
-    folder.path.mkdir(parents=True)
+    folder = cupy_of(this)
     (folder.path / "new.cubin").write_bytes(b"1")
     (folder.path / "old.cubin").write_bytes(b"2")
     os.utime(folder.path / "old.cubin", (1, 1))
@@ -628,8 +641,7 @@ def test_a_long_run_keeps_what_is_settled(cache_dir, tmp_path, monkeypatch):
 
 def test_a_file_removed_while_others_are_kept_is_no_error(cache_dir, monkeypatch):
     this = Run(["true"])
-    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
-    folder.path.mkdir(parents=True)
+    folder = cupy_of(this)
     (folder.path / "a").write_bytes(b"1")
     this.keep()
     os.utime(folder.path / "a", (1, 1))  # so it is read again
@@ -640,8 +652,7 @@ def test_a_file_removed_while_others_are_kept_is_no_error(cache_dir, monkeypatch
 
 def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_path):
     this = Run(["true"])
-    [folder] = [folder for folder in this.folders if folder.jit.name == "cupy"]
-    folder.path.mkdir(parents=True)
+    folder = cupy_of(this)
     (folder.path / "a").write_bytes(b"1")
     this.keep()
     [entry] = Cache(cache_dir).paths()
