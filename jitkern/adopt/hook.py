@@ -202,7 +202,7 @@ def _key_numba_by_content(caching: Any) -> None:
     """
     import hashlib
 
-    index_key = caching.Cache._index_key
+    init, index_key = caching.FunctionCache.__init__, caching.Cache._index_key
 
     def digest(pieces: Iterable[bytes]) -> str:
         return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in pieces)).hexdigest()
@@ -218,49 +218,83 @@ def _key_numba_by_content(caching: Any) -> None:
     def get_source_stamp(self: Any) -> str:
         return digest_of_file(self._py_file)
 
+    def __init__(self: Any, function: Any) -> None:  # noqa: N807
+        init(self, function)
+        self._owner = sys._getframe(1).f_locals.get("self", function)  # which has the options
+
     def _index_key(self: Any, *about: Any) -> Any:
+        owner = getattr(self, "_owner", self._py_func)
         try:
-            named = digest(_named_by(self._py_func, frozenset(), caching.dumps, set()))
+            fields = [getattr(kind, "fields", ()) for kind in getattr(about[0], "args", about[0])]
+            follows = owner, _overloads(), fields
+            named = digest(_content(follows, frozenset(), caching.dumps, {}))
         except Exception:  # noqa: BLE001  something has no content that can be compared
             named = os.urandom(16).hex()
-        return (*index_key(self, *about), named)
+        return (*index_key(self, *about)[:2], named)  # the rest are digests of what `named` has
 
-    caching.Cache._index_key = _index_key
+    caching.FunctionCache.__init__, caching.Cache._index_key = __init__, _index_key
     provided = caching.UserProvidedCacheLocator
     provided.get_suitable_cache_subpath = classmethod(get_suitable_cache_subpath)
     provided.get_source_stamp = get_source_stamp
 
 
-def _named_by(
-    value: Any, names: frozenset[str], dumps: Callable[[Any], bytes], done: set[tuple[int, str]]
-) -> Iterator[bytes]:
-    """Yield what a value is: code, with all that it names, or content.
+def _overloads() -> list[Any]:
+    """Return what others than Numba have registered, which any code may follow from.
 
-    names: what is looked up in it if it is a module or a class.
+    By `numba.extending.overload`, `overload_method` and `overload_attribute`.
     """
-    function = getattr(value, "py_func", value)  # of Numba's dispatcher
-    code = getattr(function, "__code__", None)
+    registry = sys.modules["numba.core.typing.templates"].builtin_registry  # type: ignore[attr-defined]
+    templates = (*registry.functions, *registry.attributes)
+    found = (getattr(template, "_overload_func", None) for template in templates)
+    return [f for f in found if f and not f.__globals__["__name__"].startswith("numba.")]
+
+
+def _content(
+    value: Any, names: frozenset[str], dumps: Callable[[Any], bytes], done: dict[Any, Any]
+) -> Iterator[bytes]:
+    """Yield what a value is: code with options and all that it names, or content.
+
+    names: what is looked up in it, or in its class. done: names that were looked up, by owner.
+    """
+    kernel = getattr(getattr(value, "kernel_ir", None), "func_id", None)  # of a stencil
+    wrapped = getattr(value, "__wrapped__", None) or getattr(kernel, "func", value)
+    function = value if isinstance(value, types.FunctionType) else wrapped
+    home = getattr(value, "__module__", None) or type(value).__module__
     inner: dict[str, Any] = {}
-    if isinstance(value, (types.ModuleType, type)):
-        found = vars(value) if isinstance(value, types.ModuleType) else dir(value)
-        inner = {name: getattr(value, name) for name in names.intersection(found)}
-        yield value.__name__.encode()
-    elif code:
+    if code := getattr(function, "__code__", None):
+        compiler = getattr(value, "_compiler", value)
+        yield _text((code, [getattr(compiler, name, None) for name in _OPTIONS])).encode()
+        yield from _content((function.__defaults__, function.__kwdefaults__), names, dumps, done)
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         inner = {**function.__globals__, **dict(zip(code.co_freevars, cells))}
-        names = frozenset(_names_in(code))
-        yield repr((*_pieces(code), vars(value).get("targetoptions"))).encode()
-        yield dumps((function.__defaults__, function.__kwdefaults__))
+        names = frozenset(("_fields", "_field_defaults", *_names_in(code)))  # of a namedtuple
+        home = inner.get("__name__", "")
+    elif isinstance(value, types.ModuleType):
+        home, inner = value.__name__, vars(value)
+        yield home.encode()
+    elif struct := getattr(getattr(value, "class_type", None), "struct", None):  # of a jitclass
+        inner = {**value.class_type.methods, **value.class_type.static_methods}
+        names = frozenset(inner)
+        yield _text(struct).encode()
     else:
-        yield dumps(value)
-    home = getattr(value, "__module__", "") or getattr(value, "__name__", "")
+        owner = value if isinstance(value, type) else type(value)
+        inner = {name: getattr(owner, name) for name in names.intersection(dir(owner))}
+        yield f"{owner.__module__}.{owner.__qualname__}".encode()
+        if isinstance(value, (tuple, list)):
+            for item in value:
+                yield from _content(item, names, dumps, done)
+        elif value is not owner:
+            yield dumps(value)
     if str(home).partition(".")[0] in (*sys.stdlib_module_names, "numba", "numpy"):
         return  # their versions key the cache
     for name in sorted(names & inner.keys()):
         if (id(value), name) not in done:
-            done.add((id(value), name))
+            done[id(value), name] = value
             yield name.encode()
-            yield from _named_by(inner[name], names, dumps, done)
+            yield from _content(inner[name], names, dumps, done)
+
+
+_OPTIONS = ("targetoptions", "locals", "_ctor_kwargs", "mode", "options", "signature")
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -270,14 +304,17 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _pieces(code: types.CodeType) -> Iterator[str]:
-    """Yield what the instructions of a function are, and those within it, without its place."""
-    yield repr((code.co_code, code.co_names, code.co_varnames, code.co_flags))
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _pieces(constant)
-        else:
-            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+def _text(value: Any) -> str:
+    """Return a text of plain values, or of instructions without their place, alike anywhere."""
+    if isinstance(value, types.CodeType):
+        instructions = value.co_code, value.co_names, value.co_varnames, value.co_flags
+        return _text((*instructions, *value.co_consts))
+    if isinstance(value, dict):
+        return _text(frozenset(value.items()))
+    if isinstance(value, (tuple, list, set, frozenset)):
+        texts = [_text(item) for item in value]
+        return f"({', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)})"
+    return repr(value)
 
 
 def _need_no_header(codecache: Any) -> None:

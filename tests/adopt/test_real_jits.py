@@ -68,30 +68,81 @@ def test_an_edited_function_of_numba_is_refused(cache_dir, tmp_path):
     jitkern("run", "--frozen", "--", sys.executable, program)
 
 
+# By what a function of Numba follows from: a helper with 1 or 2 for `{0}`, what the function returns,
+# and what that is for 10.
+FOLLOWS = {
+    "functions": ("""
+K = {0}
+@numba.njit(cache=True)
+def f(x):
+    return x * {0}
+""", "helper.f(x) + helper.K", (11, 22)),
+    "a value": ("""
+K = int(open(__file__ + '.txt').read())
+""", "x + helper.K", (11, 12)),
+    "an overload": ("""
+from numba.extending import overload
+def f(x): ...
+@overload(f)
+def of_f(x):
+    return lambda x: x * {0}
+""", "helper.f(x)", (10, 20)),
+    "an intrinsic": ("""
+from numba.extending import intrinsic
+@intrinsic
+def f(_, x):
+    return x(x), lambda c, b, s, a: b.mul(a[0], c.get_constant(x, {0}))
+""", "helper.f(x)", (10, 20)),
+    "names of fields": ("""
+import collections
+T = collections.namedtuple('T', ['x a', 'a x'][{0} - 1])(1, 2)
+""", "x + helper.T.x", (11, 12)),
+    "functions in a tuple": ("""
+@numba.njit
+def f(x):
+    return x * {0}
+F = f, f
+""", "helper.F[0](x)", (10, 20)),
+    "a class": ("""
+from numba.experimental import jitclass
+@jitclass([('x', numba.int64)])
+class C:
+    def __init__(self, x):
+        self.x = x + {0}
+""", "helper.C(x).x", (11, 12)),
+    "options": ("""
+OPTIONS = {{'error_model': ['python', 'numpy'][{0} - 1]}}
+""", "x / 0", ("-", "inf")),
+}  # fmt: skip
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["from helper import f, K", "import helper", "of a file"])
-def test_numba_is_served_by_all_that_a_function_names(how, cache_dir, tmp_path):
+@pytest.mark.parametrize("what", FOLLOWS)
+def test_numba_is_served_by_all_that_a_function_follows_from(what, cache_dir, tmp_path):
     """Two programs with the same source, of which another module or a value differs."""
     pytest.importorskip("numba")
-    text = {
-        "from helper import f, K": "from helper import f, K\n\nBODY f(x) + K",
-        "import helper": "import helper\n\nBODY helper.f(x) + helper.K",
-        "of a file": "K = int(open(__file__ + '.txt').read())\n\nBODY x + K",
-    }[how].replace("BODY", "@numba.njit(cache=True)\ndef g(x):\n    return")
-    helper = "import numba\nK = {0}\n@numba.njit(cache=True)\ndef f(x):\n    return x * {0}\n"
+    helper, expression, answers = FOLLOWS[what]
+    program = f"""import numba, helper
+@numba.njit(cache=True, **getattr(helper, "OPTIONS", {{}}))
+def g(x):
+    return {expression}
+try:
+    print(g(10))
+except ZeroDivisionError:
+    print("-")
+"""
     for number in (1, 2):
         folder = tmp_path / str(number)
         (folder / "lib").mkdir(parents=True)
-        (folder / "lib" / "helper.py").write_text(helper.format(number))
-        (folder / "n.py").write_text(f"import numba\n{text}\n\nprint(g(10))\n")
-        (folder / "n.py.txt").write_text(str(number))
+        (folder / "lib" / "helper.py").write_text(f"import numba\n{helper.format(number)}\n")
+        (folder / "lib" / "helper.py.txt").write_text(str(number))
+        (folder / "n.py").write_text(program)
     for number in (1, 2, 1):
-        answer = 10 + number if how == "of a file" else 11 * number
         for mode in ((), ("--frozen",)):
             done = subprocess.run(
                 [sys.executable, "-m", "jitkern", "run", *mode, "--", sys.executable, "n.py"],
                 cwd=tmp_path / str(number), env={**os.environ, "PYTHONPATH": "lib"},
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
-            assert done.stdout == f"{answer}\n"
+            assert done.stdout == f"{answers[number - 1]}\n"
     assert "compiled: nothing" in done.stderr
