@@ -33,13 +33,11 @@ def note(**event: object) -> None:
     """Append an event to the file of the run; lines of several processes do not mix."""
     import json  # when something happens, and not at the start of each process
 
-    folder = os.environ.get(FOLDER)
-    if folder:
-        try:
-            with open(f"{folder}/{FILE}", "ab", buffering=0) as file:
-                file.write(json.dumps(event).encode() + b"\n")
-        except OSError:
-            pass  # the run is over, and this process is not
+    try:
+        with open(f"{os.environ[FOLDER]}/{FILE}", "ab", buffering=0) as file:
+            file.write(json.dumps(event).encode() + b"\n")
+    except (KeyError, OSError):
+        pass  # the run is over, and this process is not
 
 
 def begins(tool: str, what: str, where: str, remark: str = "") -> str:
@@ -69,16 +67,19 @@ def ended(tool: str, what: str, where: str, started: float) -> None:
 
 
 def compile_in(words: Any) -> tuple[str, str]:
-    """Return the compiler that a command starts to compile, and the source; "" for other ones."""
-    if isinstance(words, (str, bytes)):
-        import shlex
+    """Return the compiler that a command starts to compile, and the source; "" for other ones.
 
-        try:
-            words = shlex.split(os.fsdecode(words))
-        except ValueError:
-            return "", ""
+    Of texts for a shell, one command without operators is read: the shims see what others start.
+    """
     import re  # where something is started, and not at the start of each process
+    import shlex
 
+    if isinstance(words, (str, bytes, os.PathLike)):
+        text = os.fsdecode(words)
+        try:
+            words = () if re.search(r"[|&;<>()$`\n]", text) else shlex.split(text)
+        except ValueError:
+            words = ()  # the shell finds the quote without an end
     words = [os.fsdecode(word) for word in words or ()]
     name = os.path.basename(words[0]) if words else ""
     if name in ("sh", "bash", "dash") and words[1:2] == ["-c"] and len(words) > 2:
