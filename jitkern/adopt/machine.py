@@ -27,7 +27,6 @@ from jitkern.target import (
 )
 
 _PYTHON = re.compile(r"python3?(\.\d+)?t?")
-_DISTRIBUTION = r"^([^-\n]+)-([^-\n]+)(?:-.*)?\.(?:dist|egg)-info$"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -70,19 +69,16 @@ def machine_of(command: Sequence[str], environment: Mapping[str, str]) -> Machin
     program, interpreter = _program_of(command, environment)
     python, *folders = _asked(interpreter, environment)
     versions: dict[str, str] = {}
-    for folder in filter(os.path.isdir, folders):
-        for found in re.finditer(_DISTRIBUTION, "\n".join(os.listdir(folder)), re.MULTILINE):
-            name = re.sub(r"[-_.]+", "-", found[1]).lower()
-            versions.setdefault(name, found[2])
+    for path in (path for folder in folders for path in Path(folder).glob("*-*.*-info")):
+        name, version = path.stem.split("-")[:2]
+        versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     gpus = ["sm_{}{}".format(*c) for c in nvml_capabilities()]
     torch = short_version(versions.get("torch", "0.0"))
-    found_torch = [p for folder in folders if (p := Path(folder, "torch/version.py")).is_file()]
-    cuda = cuda_in(found_torch[0].read_text()) if found_torch else ""
+    of_torch = (path for folder in folders for path in Path(folder).glob("torch/version.py"))
+    cuda = next((cuda_in(path.read_text()) for path in of_torch), "")
     platform = this_platform()
-    if gpus and cuda:
-        target = Target("cuda", gpus[0], cuda, torch, platform)
-    else:
-        target = Target("cpu", platform.partition("_")[2], "", torch, platform)
+    on_gpu = ("cuda", gpus[0], cuda) if gpus and cuda else ()
+    target = Target(*(on_gpu or ("cpu", platform.partition("_")[2], "")), torch, platform)
     places = (program, interpreter, *map(Path, folders))
     return Machine(target, tuple(dict.fromkeys(gpus)), python, versions, places)
 
@@ -99,13 +95,11 @@ def _program_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple
         raise PermissionError(13, "it may not be executed", command[0])
     if program is None:
         raise FileNotFoundError(2, "No such file or directory", command[0])
-    if _PYTHON.fullmatch(Path(program).name):
-        return Path(program), Path(program)
-    first = ""
+    words = [program]
     with contextlib.suppress(OSError), open(program, "rb") as file:
-        first = os.fsdecode(file.readline(4096)) if file.read(2) == b"#!" else ""
-    words = [word for word in first.split() if _PYTHON.fullmatch(Path(word).name)]
-    found = [shutil.which(name, path=path) for name in (*words, "python3", "python")]
+        words += os.fsdecode(file.readline(4096)).removeprefix("#!").split()
+    pythons = [word for word in words if _PYTHON.fullmatch(Path(word).name)]
+    found = (shutil.which(name, path=path) for name in (*pythons, "python3", "python"))
     return Path(program), Path(next(filter(None, found), sys.executable))
 
 
