@@ -22,7 +22,6 @@ import time
 
 TYPE_CHECKING = __name__ != "__main__"
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from jitkern.adopt import events, jits
@@ -38,28 +37,23 @@ _VARIABLES = (  # with these, all that compilers read of the environment
 )  # fmt: skip
 _PACKAGES = re.compile(r"(/[^\s:\"'$]*?/(?:site|dist)-packages)(?=/|\s|$)")
 _INCLUDES = re.compile(r"(?<=\s)-(?:I|isystem)\s*([^\s$]+)")
-_COMPILERS = re.compile(rf"(?<!\S)((?:/\S*/)?{events.COMPILERS})(?!\S)")
 
 
 class NinjaBuild:
     """A build by ninja: the folder where it runs, and the file that it follows."""
 
-    def __init__(self, folder: str, file: str) -> None:
+    def __init__(self, ninja: str | None, folder: str, file: str) -> None:
         with open(file, encoding="utf-8", errors="surrogateescape") as opened:
             text = opened.read()
-        self.folder = folder
-        self.beside = os.path.dirname(os.path.abspath(file))
-        variables = dict(re.findall(r"^(\w+) *= *(.*)$", text, re.MULTILINE))
-        whole = re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), text)
-        self._compilers = {*_COMPILERS.findall(whole)}
+        self.tool = [ninja or "", "-C", folder, "-f", file, "-t"]
+        self.beside = os.path.dirname(file)
+        self._folder = folder
         searched = os.pathsep.join(os.environ.get(name, "") for name in _SEARCHED)
         found = [*_INCLUDES.findall(text), *filter(None, searched.split(os.pathsep))]
         self._includes = [*dict.fromkeys(found)]
-        anchors = {os.environ[events.CACHES]: "<caches>"}
-        for name, paths in (("packages", _PACKAGES.findall(text)), ("include", self._includes)):
-            for number, path in enumerate(dict.fromkeys(paths)):
-                if os.path.isabs(path):
-                    anchors.setdefault(path, f"<{name} {number}>")
+        places = (os.environ[events.CACHES], *_PACKAGES.findall(text), *self._includes)
+        absolute = dict.fromkeys(filter(os.path.isabs, places))
+        anchors = {path: f"<{number}>" for number, path in enumerate(absolute)}
         self._anchors = dict(sorted(anchors.items(), reverse=True))  # the inner folders first
         text += "".join(f"\n{name}={os.environ.get(name, '')}" for name in _VARIABLES)
         self._text = hashlib.sha256(self._moved(text).encode(errors="surrogateescape")).hexdigest()
@@ -75,7 +69,7 @@ class NinjaBuild:
         for place, anchor in self._anchors.items():
             if path.startswith(anchor):
                 path = place + path[len(anchor) :]
-        return os.path.normpath(os.path.join(self.folder, path))
+        return os.path.normpath(os.path.join(self._folder, path))
 
     def stale(self) -> str:
         """Return why the last build, here or elsewhere, would give something else now, or ""."""
@@ -110,42 +104,41 @@ class NinjaBuild:
 
     def _shadowed(self, files: dict[str, str]) -> str:
         """Return which header lies where it would be found before one that was read, or ""."""
-        roots = [os.path.normpath(os.path.join(self.folder, root)) for root in self._includes]
-        first = (
-            earlier + path[len(root) :]
-            for number, root in enumerate(roots)
-            for path in files
-            if path.startswith(f"{root}{os.sep}")
-            for earlier in roots[:number]
-        )
-        new = (path for path in first if path not in files and os.path.exists(path))
-        return next((f"{path} is new" for path in new), "")
+        roots = [os.path.normpath(os.path.join(self._folder, root)) for root in self._includes]
+        for number, root in enumerate(roots):
+            names = [path[len(root) :] for path in files if path.startswith(f"{root}{os.sep}")]
+            for path in (earlier + name for earlier in roots[:number] for name in names):
+                if path not in files and os.path.exists(path):
+                    return f"{path} is new"
+        return ""
 
-    def keep_record(self, ninja: str, file: str, started: float) -> None:
-        """Write down what a finished build depends on, if that can be told."""
+    def keep_record(self, started: int) -> None:
+        """Write down what a finished build depends on, if that can be told.
+
+        started: when, in nanoseconds.
+        """
 
         def ask(*what: str) -> list[str]:
-            command = [ninja, "-C", self.folder, "-f", file, "-t", *what]
-            lines = os.fsdecode(subprocess.check_output(command)).splitlines()
-            return [line for line in lines if not line.startswith("ninja: ")]
+            return os.fsdecode(subprocess.check_output([*self.tool, *what])).splitlines()
+
+        def files_of(names: set[str]) -> set[str]:
+            return {*filter(os.path.isfile, map(self._found, names))}
 
         try:
             made = {line.rpartition(":")[0] for line in ask("targets", "all")}
-            last = [line.rpartition(":")[0] for line in ask("targets", "depth", "1")]
-            known = {line.strip() for line in ask("deps") if line.startswith("    ")}
-            names = {*ask("inputs", *last), *known} - made
+            last = {line.rpartition(":")[0] for line in ask("targets", "depth", "1")}
+            names = {line.strip() for line in (*ask("targets", "rule"), *ask("deps"))}
+            words = {"gcc", *" ".join(ask("commands")).split()}  # which nvcc starts
         except (OSError, subprocess.CalledProcessError):
             return
-        read, built = (
-            [place for name in some if os.path.isfile(place := self._found(name))]
-            for some in (names, last)
-        )
-        if any(_stamp(path)[2] >= started * 1e9 for path in read):
+        read = files_of(names - made)
+        if any(_stamp(path)[2] >= started for path in read):
             return  # edited while it was built
+        used = [w for w in words if re.fullmatch(events.COMPILERS, os.path.basename(w))]
         record = {
             "text": self._text,
-            "files": {self._moved(path): _digest(path) for path in sorted({*read, *built})},
-            "compilers": {n: _version(path) for n in self._compilers if (path := _real(n))},
+            "files": {self._moved(path): _digest(path) for path in read | files_of(last)},
+            "compilers": {word: _version(path) for word in used if (path := _real(word))},
         }
         _write(os.path.join(self.beside, jits.RECORD), record)
 
@@ -153,84 +146,67 @@ class NinjaBuild:
 def main() -> int:
     """Do what a tool would, or nothing where nothing is to do; return the exit code."""
     name, arguments = os.path.basename(sys.argv[1]), sys.argv[2:]
-    real = _real(name)
-    if name != "ninja":
-        tool, what = events.compile_in([name, *arguments])
-        counted = os.path.exists(f"{os.environ.get(events.FOLDER)}/{os.getppid()}")
-        if not tool or counted:  # by the Python process that started it
-            return _exec(real, name, arguments)
-        return _compile(real, name, arguments, what)
-    folder, file = _build_in(arguments)
-    if "--version" in arguments and not real:
+    real, what = _real(name), ""
+    build = _build_in(real, arguments) if name == "ninja" else None
+    if build:
+        why = build.stale()
+        if not why:
+            events.note(served="ninja", what=build.beside)
+            sys.stdout.write("ninja: no work to do.\n")
+            return 0
+        what = f"{build.beside}, since {why}"
+    elif not os.path.exists(f"{os.environ.get(events.FOLDER)}/{os.getppid()}"):
+        what = events.compile_in([name, *arguments])[1]  # else its Python process counts it
+    where = _asked_at()
+    remark = "" if build else "what is compiled for none of the JITs in docs/run.md is never kept"
+    if what and (message := events.begins(name, what, where, remark)):
+        sys.stderr.write(f"{message}\n")
+        if os.environ[events.MODE] == "frozen":
+            return 1
+    if not real and name == "ninja" and "--version" in arguments:
         sys.stdout.write("1.11.1\n")  # what asks whether there is one, finds this one
         return 0
-    if not file:
-        return _exec(real, name, arguments)
-    build = NinjaBuild(folder, file)
-    why = build.stale()
-    if not why:
-        events.note(served="ninja", what=build.beside)
-        sys.stdout.write("ninja: no work to do.\n")
-        return 0
-    started = time.time()
-    clean = ["-C", folder, "-f", os.path.abspath(file), "-t", "clean"]
-    code = _compile(real, name, arguments, f"{build.beside}, since {why}", first=clean)
-    if real and not code:
-        build.keep_record(real, os.path.abspath(file), started)
-    return code
+    if not real:
+        sys.stderr.write(f"{name}: not found\n")
+        return 127
+    if not what:
+        return os.execv(real, [real, *arguments])  # noqa: S606  no shell is wanted
+    changed, started = time.time_ns(), time.monotonic()
+    if build:
+        subprocess.run([*build.tool, "clean"], stdout=subprocess.DEVNULL, check=False)
+    code = subprocess.call([real, *arguments])
+    events.ended(name, what, where, started)
+    if build and not code:
+        build.keep_record(changed)
+    return code if code >= 0 else 128 - code
 
 
-def _build_in(arguments: list[str]) -> tuple[str, str]:
-    """Return the folder and the file of a plain build below our caches, or ""."""
+def _build_in(ninja: str | None, arguments: list[str]) -> NinjaBuild | None:
+    """Return the plain build below our caches that arguments of ninja ask for."""
     try:
         options = dict(getopt.gnu_getopt(arguments, "C:f:j:k:l:v")[0])
     except getopt.GetoptError:
-        return "", ""
-    folder = options.get("-C") or os.getcwd()
-    file = os.path.join(folder, options.get("-f") or "build.ninja")
+        return None
+    folder = os.path.abspath(options.get("-C", ""))
+    file = os.path.join(folder, options.get("-f", "build.ninja"))
     caches = os.path.realpath(os.environ.get(events.CACHES, os.devnull))
     below = os.path.realpath(file).startswith(f"{caches}{os.sep}") and os.path.isfile(file)
-    return (folder, file) if below else ("", "")
+    return NinjaBuild(ninja, folder, file) if below else None
 
 
-def _compile(
-    real: str | None, name: str, arguments: list[str], what: str, first: Sequence[str] = ()
-) -> int:
-    """Run a tool that compiles, unless it is refused, and note it; return the exit code.
-
-    first: the arguments of an earlier run.
-    """
+def _asked_at() -> str:
+    """Return the line that started this process, or the command of that process."""
     parent, where = os.getppid(), ""
     for place in (f"{os.environ.get(events.FOLDER)}/{parent}", f"/proc/{parent}/cmdline"):
         with contextlib.suppress(OSError), open(place, "rb") as file:
             where = where or os.fsdecode(file.read(300)).replace("\0", " ").strip()
-    remark = "" if first else "what is compiled for none of the JITs in docs/run.md is never kept"
-    message = events.begins(name, what, where, remark)
-    if message:
-        sys.stderr.write(f"{message}\n")
-        if os.environ[events.MODE] == "frozen":
-            return 1
-    if not real:
-        return _exec(real, name, arguments)
-    started = time.monotonic()
-    if first:
-        subprocess.run([real, *first], stdout=subprocess.DEVNULL, check=False)
-    code = subprocess.call([real, *arguments])
-    events.ended(name, what, where, started)
-    return code if code >= 0 else 128 - code
+    return where
 
 
 def _real(name: str) -> str | None:
     """Return the path of a tool itself."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(f for f in folders if events.TOOLS not in f))
-
-
-def _exec(real: str | None, name: str, arguments: list[str]) -> int:
-    if not real:
-        sys.stderr.write(f"{name}: not found\n")
-        return 127
-    return os.execv(real, [real, *arguments])  # noqa: S606  no shell is wanted
 
 
 def _digest(path: str) -> str:
