@@ -79,7 +79,7 @@ def test_each_object_of_a_module_that_changes_is_listed():
 
 def test_there_is_one_way_to_renew_after_a_fork():
     places = {name for name, path in MODULES.items() if "register_at_fork" in path.read_text()}
-    assert places == {"jitkern._fork", "jitkern.adopt.hook"}  # which programs read without jitkern
+    assert places == {"jitkern._fork"}
     for name, path in MODULES.items():
         if re.search(r"threading\.(Lock|RLock|Condition)\(\)", path.read_text()):
             assert "\nafter_fork(" in path.read_text() or " after_fork(" in path.read_text(), name

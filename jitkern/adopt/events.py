@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FOLDER = "JITKERN_RUN"  # the variable with the folder of the run
 MODE = "JITKERN_RUN_MODE"  # "", "warn" or "frozen"
 COMMAND = "JITKERN_RUN_COMMAND"  # the words of what prepares the cache, with SEPARATOR
+ASKED = "JITKERN_RUN_ASKED"  # the tool that a Python process starts, and the line that asked
 CACHES = "JITKERN_RUN_CACHES"  # the folder with those of the JITs
 FILE = "events.jsonl"
 TOOLS = "jitkern-tools-"  # how the folder of the shims begins

@@ -33,22 +33,8 @@ class CompileRefused(RuntimeError):
 def install() -> None:
     """Change modules of JITs as they are imported, and refuse compilers if the run is frozen."""
     sys.meta_path.insert(0, _ChangingFinder())
-    _register()
-    os.register_at_fork(after_in_child=_register)
     if os.environ.get(events.MODE):
         sys.addaudithook(_audit)
-
-
-def _register(where: str = "") -> None:
-    """Have the shims of compilers leave the children of this process to it.
-
-    where: the line that asks for a build by ninja, which this process starts now.
-    """
-    try:
-        with open(f"{os.environ[events.FOLDER]}/{os.getpid()}", "w") as file:
-            file.write(where)
-    except OSError:
-        pass  # the run has ended before this process
 
 
 # ---- modules, as they are imported ---------------------------------------------------------------
@@ -177,9 +163,12 @@ def _count_children(subprocess: Any) -> None:
     start, ended = subprocess.Popen.__init__, subprocess.Popen._handle_exitstatus
 
     def __init__(self: Any, args: Any, *rest: Any, **options: Any) -> None:  # noqa: N807
-        self._jitkern_started = *events.compile_in(args), time.monotonic()
-        if "ninja" in f"{args}":
-            _register(_asked_at())
+        args = args if isinstance(args, (str, bytes, os.PathLike)) else [*args]
+        tool, what = events.compile_in(args)
+        self._jitkern_started = tool, what, time.monotonic()
+        if tool or "ninja" in f"{args}":  # their shims leave it to this process, or tell the line
+            asked = events.SEPARATOR.join((tool or "ninja", _asked_at()))
+            options["env"] = {**(options.get("env") or os.environ), events.ASKED: asked}
         start(self, args, *rest, **options)
 
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:

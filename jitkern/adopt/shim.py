@@ -146,7 +146,8 @@ class NinjaBuild:
 def main() -> int:
     """Do what a tool would, or nothing where nothing is to do; return the exit code."""
     name, arguments = os.path.basename(sys.argv[1]), sys.argv[2:]
-    real, what = _real(name), ""
+    real, what, where = _real(name), "", ""
+    asked = os.environ.pop(events.ASKED, "").partition(events.SEPARATOR)
     build = _build_in(real, arguments) if name == "ninja" else None
     if build:
         why = build.stale()
@@ -155,9 +156,11 @@ def main() -> int:
             sys.stdout.write("ninja: no work to do.\n")
             return 0
         what = f"{build.beside}, since {why}"
-    elif not os.path.exists(f"{os.environ.get(events.FOLDER)}/{os.getppid()}"):
-        what = events.compile_in([name, *arguments])[1]  # else its Python process counts it
-    where = _asked_at()
+    elif asked[0] != name:  # else its Python process counts it
+        what = events.compile_in([name, *arguments])[1]
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+        where = os.fsdecode(file.read(300)).replace("\0", " ").strip()
+    where = asked[2] or where
     remark = "" if build else "what is compiled for none of the JITs in docs/run.md is never kept"
     if what and (message := events.begins(name, what, where, remark)):
         sys.stderr.write(f"{message}\n")
@@ -192,15 +195,6 @@ def _build_in(ninja: str | None, arguments: list[str]) -> NinjaBuild | None:
     caches = os.path.realpath(os.environ.get(events.CACHES, os.devnull))
     below = os.path.realpath(file).startswith(f"{caches}{os.sep}") and os.path.isfile(file)
     return NinjaBuild(ninja, folder, file) if below else None
-
-
-def _asked_at() -> str:
-    """Return the line that started this process, or the command of that process."""
-    parent, where = os.getppid(), ""
-    for place in (f"{os.environ.get(events.FOLDER)}/{parent}", f"/proc/{parent}/cmdline"):
-        with contextlib.suppress(OSError), open(place, "rb") as file:
-            where = where or os.fsdecode(file.read(300)).replace("\0", " ").strip()
-    return where
 
 
 def _real(name: str) -> str | None:

@@ -666,10 +666,35 @@ def test_an_entry_with_a_path_that_leads_elsewhere_is_not_laid(cache_dir, tmp_pa
     assert not (folder.path / "a").exists()
 
 
-def test_a_forked_process_is_counted_once(run, folder):
-    script = "import os, subprocess\npid = os.fork()\nif not pid:\n    subprocess.run(['cc', '-c', 'answer.c'])\n    os._exit(0)\nos.waitpid(pid, 0)\n"
-    (folder / "forks.py").write_text(script)
-    assert "cc 1 (" in run(command=(sys.executable, "forks.py")).stderr
+STARTS = """
+import ctypes, os, subprocess
+words = ["cc", "-c", "answer.c"]
+for start in (
+    lambda: subprocess.run(words),
+    lambda: subprocess.run(map(str, words)),
+    lambda: subprocess.run("cc -c answer.c", shell=True),
+    lambda: subprocess.run("cc -c missing.c || cc -c answer.c", shell=True),
+    lambda: subprocess.run(["bash", "-c", "cd . && cc -c answer.c"]),
+    lambda: os.system("cc -c answer.c"),
+    lambda: ctypes.CDLL(None).system(b"exec cc -c answer.c"),
+    lambda: os.waitpid(os.fork() or subprocess.run(words) and os._exit(0), 0),
+):
+    try:
+        start()
+    except RuntimeError:
+        pass
+"""
+
+
+def test_a_compiler_is_counted_once_however_it_is_started(run, folder):
+    (folder / "starts.py").write_text(STARTS)
+    assert "cc 9 (" in run(command=(sys.executable, "starts.py")).stderr
+    (folder / "answer.o").unlink()
+    assert (
+        "compiled: nothing; refused: "
+        in run("--frozen", command=(sys.executable, "starts.py")).stderr
+    )
+    assert not (folder / "answer.o").exists()
 
 
 @pytest.mark.long
