@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jitkern import cache as cache_room
 from jitkern.adopt.jits import RECORD, SKIPPED, Jit
@@ -50,6 +51,20 @@ class Kept(NamedTuple):
     bytes: int = 0
     left_out: tuple[str, ...] = ()
     differ: tuple[str, ...] = ()
+
+
+class StoredFile(NamedTuple):
+    """A file in an entry: its artifact, when it was changed in nanoseconds, and its content."""
+
+    number: str
+    changed: int
+    size: int
+    sha256: str
+
+    @property
+    def marks(self) -> set[object]:
+        """Size with time, and content: a file with one of these is this one."""
+        return {(self.size, self.changed), self.sha256}
 
 
 class Folder:
@@ -87,8 +102,8 @@ class Folder:
         found = {}
         here = self._files()
         done: set[str] = set()
-        for name, manifest in self._manifests():
-            known = _known(manifest)
+        for name, files in self._stored():
+            known = {path: file.marks for path, file in files.items()}
             gone = {path for path in known.keys() - here.keys() if self._unit(path) not in done}
             gone = {path for path in gone if not (self.path / path).exists()}
             units = {self._unit(path) for path in gone}
@@ -148,21 +163,21 @@ class Folder:
                     done = self._publish(paths, done)
         return done
 
-    def _manifests(self) -> list[tuple[str, Manifest]]:
-        """Return the names and manifests of the entries for this folder, the newest first."""
-        found: dict[str, Manifest] = {}
+    def _stored(self) -> list[tuple[str, dict[str, StoredFile]]]:
+        """Return the names and files of the entries for this folder, the newest first."""
+        found: dict[str, dict[str, StoredFile]] = {}
         for _, path in _entries(self._cache, self._target, self._label):
             with contextlib.suppress(OSError, ValueError):
-                found.setdefault(path.name, Manifest.decode((path / NAME).read_bytes()))
-        newest = {name: max(_times_of(m).values(), default=0) for name, m in found.items()}
+                found.setdefault(path.name, _files_of(Manifest.decode((path / NAME).read_bytes())))
+        newest = {n: max((f.changed for f in found[n].values()), default=0) for n in found}
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
     def _fresh(self, files: Mapping[str, os.stat_result]) -> dict[str, bool]:
         """Return the files whose content no entry has, and whether one has another content."""
         known: dict[str, set[object]] = defaultdict(set)
-        for _, manifest in self._manifests():
-            for path, marks in _known(manifest).items():
-                known[path] |= marks
+        for _, stored in self._stored():
+            for path, file in stored.items():
+                known[path] |= file.marks
         return {path: bool(known[path]) for path in self._unknown(files, known)}
 
     def _unknown(
@@ -226,13 +241,12 @@ class Folder:
 
     def _write(self, entry: Entry, lacking: set[str]) -> int:
         """Write those of these files that an entry has, and return how many that are."""
-        times, files = _times_of(entry.manifest), _files_of(entry.manifest)
+        files = _files_of(entry.manifest)
         for path in lacking & files.keys():
-            place, data = self.path / path, entry.read(files[path])
+            place = self.path / path
             atomic.make_directory(place.parent, 0o755, fsync=False)
-            atomic.write(place, data)
-            if changed := times.get(files[path]):
-                os.utime(place, ns=(changed, changed))
+            atomic.write(place, entry.read(files[path].number))
+            os.utime(place, ns=(files[path].changed, files[path].changed))
         return len(lacking & files.keys())
 
     @contextlib.contextmanager
@@ -334,25 +348,17 @@ def _batches(
         yield batch
 
 
-def _known(manifest: Manifest) -> dict[str, set[object]]:
-    """Return of each file of an entry its size with its time, and its content, by its path."""
-    times, known = _times_of(manifest), manifest.artifacts
-    files = _files_of(manifest).items()
-    return {path: {(known[n][0], times.get(n)), known[n][1]} for path, n in files}
-
-
-def _times_of(manifest: Manifest) -> dict[str, int]:
-    """Return when each file of an entry was last changed, in nanoseconds, by its number."""
-    times = manifest.meta.get("times", {})  # anybody may have written the entry
-    good = isinstance(times, dict) and all(type(time_ns) is int for time_ns in times.values())
-    return times if good else {}
-
-
-def _files_of(manifest: Manifest) -> dict[str, str]:
-    """Return the number of each file of an entry by its path; none if a path leads elsewhere."""
-    files = manifest.meta.get("files")
-    if not isinstance(files, dict) or not all(isinstance(path, str) for path in files.values()):
+def _files_of(manifest: Manifest) -> dict[str, StoredFile]:
+    """Return the files of an entry by path; none if one is odd: anybody may have written it."""
+    paths: Any = manifest.meta.get("files")
+    times: Any = manifest.meta.get("times")
+    files = {}
+    try:
+        for number, path in paths.items():
+            leads_elsewhere = path != os.path.normpath(f"/./{path}")[1:]
+            if leads_elsewhere or not path.isprintable() or type(times[number]) is not int:
+                return {}
+            files[path] = StoredFile(number, times[number], *manifest.artifacts[number])
+    except (AttributeError, KeyError, TypeError):
         return {}
-    odd = [p for p in files.values() if not p.isprintable() or p != os.path.normpath(f"/./{p}")[1:]]
-    known = "" not in files.values() and files.keys() <= manifest.artifacts.keys()
-    return {path: number for number, path in files.items()} if known and not odd else {}
+    return files if "" not in files else {}

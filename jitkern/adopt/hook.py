@@ -211,12 +211,18 @@ def _key_numba_by_content(caching: Any) -> None:
         init(self, function)
         self._owner = sys._getframe(1).f_locals.get("self", function)  # which has the options
 
+    def content(value: Any) -> str:
+        return digest(_content(value, frozenset(), caching.dumps, {}))
+
+    @functools.lru_cache(maxsize=1)
+    def overloads(_: int) -> str:
+        return content(_overloads())
+
     def _index_key(self: Any, *about: Any) -> Any:
         owner = getattr(self, "_owner", self._py_func)
         try:
             fields = [getattr(kind, "fields", ()) for kind in getattr(about[0], "args", about[0])]
-            follows = owner, _overloads(), fields
-            named = digest(_content(follows, frozenset(), caching.dumps, {}))
+            named = content((owner, fields)) + overloads(len(_templates()))
         except Exception:  # noqa: BLE001  something has no content that can be compared
             named = os.urandom(16).hex()
         return (*index_key(self, *about)[:2], named)  # the rest are digests of what `named` has
@@ -227,14 +233,18 @@ def _key_numba_by_content(caching: Any) -> None:
     provided.get_source_stamp = get_source_stamp
 
 
-def _overloads() -> list[Any]:
-    """Return what others than Numba have registered, which any code may follow from.
+def _templates() -> list[Any]:
+    """Return what is registered at Numba for functions and attributes, by itself and by others."""
+    registry = sys.modules["numba.core.typing.templates"].builtin_registry
+    return [*registry.functions, *registry.attributes]
 
-    By `numba.extending.overload`, `overload_method` and `overload_attribute`.
+
+def _overloads() -> list[Any]:
+    """Return the functions of others than Numba that `numba.extending.overload` and its like got.
+
+    Any code may follow from them.
     """
-    registry = sys.modules["numba.core.typing.templates"].builtin_registry  # type: ignore[attr-defined]
-    templates = (*registry.functions, *registry.attributes)
-    found = (getattr(template, "_overload_func", None) for template in templates)
+    found = (getattr(template, "_overload_func", None) for template in _templates())
     return [f for f in found if f and not f.__globals__["__name__"].startswith("numba.")]
 
 
@@ -246,8 +256,9 @@ def _content(
     names: what is looked up in it, or in its class. done: names that were looked up, by owner.
     """
     kernel = getattr(getattr(value, "kernel_ir", None), "func_id", None)  # of a stencil
-    wrapped = getattr(value, "__wrapped__", None) or getattr(kernel, "func", value)
-    function = value if isinstance(value, types.FunctionType) else wrapped
+    found = (getattr(value, name, None) for name in ("py_func", "__wrapped__"))
+    wrapped = next(filter(None, (*found, getattr(kernel, "func", None))), None)
+    function: Any = value if isinstance(value, types.FunctionType) else wrapped
     home = getattr(value, "__module__", None) or type(value).__module__
     inner: dict[str, Any] = {}
     if code := getattr(function, "__code__", None):
@@ -274,8 +285,8 @@ def _content(
                 yield from _content(item, names, dumps, done)
         elif value is not owner:
             yield dumps(value)
-    if str(home).partition(".")[0] in (*sys.stdlib_module_names, "numba", "numpy"):
-        return  # their versions key the cache
+    if str(home).partition(".")[0] in _KEYED:
+        return
     for name in sorted(names & inner.keys()):
         if (id(value), name) not in done:
             done[id(value), name] = value
@@ -283,6 +294,7 @@ def _content(
             yield from _content(inner[name], names, dumps, done)
 
 
+_KEYED = {*sys.stdlib_module_names, "numba", "numpy"}  # whose versions key the cache
 _OPTIONS = ("targetoptions", "locals", "_ctor_kwargs", "mode", "options", "signature")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import marshal
@@ -16,7 +15,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 
-_LEFT = 86400.0  # seconds
 _ROOM = 1 << 16  # bytes that a cache must have room for
 EVERY = 300.0  # seconds between two times that what is new is kept, while the command runs
 SETTLED = 10.0  # seconds without a change before a file counts as whole, while the command runs
@@ -94,7 +92,6 @@ class Run:
             for row in jits.JITS
             if row.variables and not {*row.variables} & {*self._environment}
         ]
-        self._facts = [] if begun else self._found()
         self._laid = 0
         self._kept = 0
         self._left_out: dict[str, None] = {}
@@ -115,15 +112,17 @@ class Run:
         command = start.begun.pop() if start.begun else self._begin()
         try:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
+                os.utime(command.scratch)  # it is in use
                 # In a thread: a signal must not wait.
                 arguments = _events(command.scratch), SETTLED
                 threading.Thread(target=self.keep, args=arguments, daemon=True).start()
-            newest = {path: start.newest(path) for path in (str(f.path) for f in self.folders)}
             happened = _events(command.scratch)
-            self.keep(happened)
-            folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
-            _sweep_beside(Path(command.scratch))
-            self._leave_note(newest, command)
+            if not command.left_nothing():
+                paths = [str(folder.path) for folder in self.folders]
+                newest = [(path, start.newest(path)) for path in paths]
+                self.keep(happened)
+                folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
+                self._leave_note(newest, command)
         finally:
             command.close()
         return Report(
@@ -155,10 +154,14 @@ class Run:
                     self._tell(f"{folder.path}/{unit}: {folders.DIFFERS}")
 
     def _begin(self) -> start.RunningCommand:
+        own = self._variables()
+        facts = self._found(own["PATH"].partition(os.pathsep)[0])
         self.lay()
-        variables = {**self._environment, **self._variables()}
-        program = shutil.which(self._words[0], path=variables["PATH"]) or self._words[0]
-        return start.RunningCommand(program, self._words, variables, self._mode)
+        program = shutil.which(self._words[0], path=own["PATH"]) or self._words[0]
+        variables = {**self._environment, **own}
+        command = start.RunningCommand(program, self._words, variables, self._mode)
+        command.note = facts, own, pickle.dumps(self.machine)
+        return command
 
     def _pull(self, url: str) -> None:
         """Fetch what a remote has for this machine; a remote that fails is left alone."""
@@ -175,7 +178,8 @@ class Run:
 
     def _variables(self) -> dict[str, str]:
         """Return the environment of the command, beside that of the user."""
-        atomic.make_directory(self._caches, 0o755, fsync=False)
+        for folder in (self._caches, self.cache.root / VERSION / "tmp"):
+            atomic.make_directory(folder, 0o755, fsync=False)
         path = self._environment.get("PATH", os.defpath)
         python = self._environment.get("PYTHONPATH")
         variables = {
@@ -201,8 +205,9 @@ class Run:
 
         None where no folder of ours may hold programs.
         """
-        real = os.pathsep.join(f for f in path.split(os.pathsep) if events.TOOLS not in f)
-        names = sorted(filter(re.compile(events.COMPILERS).fullmatch, _programs_on(real)))
+        searched = [Path(f) for f in path.split(os.pathsep) if f and events.TOOLS not in f]
+        programs = {program.name for folder in searched for program in folder.glob("*")}
+        names = sorted(filter(re.compile(events.COMPILERS).fullmatch, programs))
         words = [sys.executable, "-SE", str(_HERE / "shim.py")]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
@@ -217,23 +222,26 @@ class Run:
             atomic.write(folder / "ninja", text.encode(), mode=0o700)
         return [str(folder)] if folder else []
 
-    def _found(self) -> list[tuple[str, str, str]]:
+    def _found(self, tools: str) -> list[tuple[str, str, str]]:
         """Return the facts of which the environment and the folders follow; see `start.fact`."""
         program, *places = self.machine.places
         files = [
-            *self._environment.get("PATH", os.defpath).split(os.pathsep), program, *places,
+            *self._environment.get("PATH", os.defpath).split(os.pathsep), program, *places, tools,
             *filter(os.path.isabs, sys.path), *_HERE.rglob("*.py"),
             config.settings.SYSTEM_FILE, config.settings.user_file(self._environment),
             *self.cache.layers,
         ]  # fmt: skip
         rows = (name for row in jits.JITS for name in (*row.variables, *dict(row.also)))
-        variables = {*_VARIABLES, *rows}
-        facts = [("machine", ""), *(("variables", name) for name in variables)]
-        facts += [("file", str(path)) for path in files]
-        facts += [("owner", str(path)) for path in (self.cache.root, *self.cache.root.parents)]
-        return [(kind, name, start.fact(kind, name, self._environment)) for kind, name in facts]
+        owned = (self.cache.root, *self.cache.root.parents)
+        return [
+            *self._facts("machine", [""]), *self._facts("variables", {*_VARIABLES, *rows}),
+            *self._facts("file", files), *self._facts("owner", owned),
+        ]  # fmt: skip
 
-    def _leave_note(self, newest: dict[str, int], command: start.RunningCommand) -> None:
+    def _facts(self, kind: str, names: Iterable[str | Path]) -> list[tuple[str, str, str]]:
+        return [(kind, name, start.fact(kind, name, self._environment)) for name in map(str, names)]
+
+    def _leave_note(self, newest: list[tuple[str, int]], command: start.RunningCommand) -> None:
         """Leave what `start` needs for the next run of this program, if that has nothing to lay.
 
         newest: the last changes of which everything is kept.
@@ -241,42 +249,19 @@ class Run:
         path = Path(start.note_of(self._words, self._environment))
         if config.current().remotes or not path.is_relative_to(self.cache.root):
             return
-        unchanged = command.note and not self._kept
-        entries = command.entries if unchanged else self._nothing_to_lay()
-        if entries is not None:
+        roots = (self.cache.root, *self.cache.layers)
+        entries = self._facts("file", [root / VERSION / self._target for root in roots])
+        if not any(folder.missing() for folder in self.folders):
             with contextlib.suppress(OSError):
                 atomic.make_directory(path.parent, 0o700, fsync=False)
-                content = command.note or self._note(), entries, [*newest.items()], command.program
+                content = command.note, entries, newest, command.program
                 atomic.write(path, marshal.dumps(content))
-
-    def _nothing_to_lay(self) -> list[tuple[str, str, str]] | None:
-        """Return the facts of which it follows that there is nothing to lay; None if there is."""
-        roots = (self.cache.root, *self.cache.layers)
-        paths = [str(root / VERSION / self._target) for root in roots]
-        facts = [("file", path, start.fact("file", path, {})) for path in paths]
-        return facts if not any(folder.missing() for folder in self.folders) else None
-
-    def _note(self) -> tuple[Any, Any, Any]:
-        """Return facts, variables and machine, for the next start."""
-        variables = self._variables()
-        tools = variables["PATH"].partition(os.pathsep)[0]
-        facts = [*self._facts, ("file", tools, start.fact("file", tools, {}))]
-        return facts, variables, pickle.dumps(self.machine)
 
 
 _VARIABLES = (  # those that begin so matter to what a run finds out
     "JITKERN_", "XDG_", "CUDA_", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "HOME",
     "TMPDIR",
 )  # fmt: skip
-
-
-def _programs_on(path: str) -> set[str]:
-    """Return the names in the folders of a PATH."""
-    found: set[str] = set()
-    for folder in path.split(os.pathsep):
-        with contextlib.suppress(OSError):
-            found.update(os.listdir(folder))
-    return found
 
 
 def _events(scratch: str) -> list[dict[str, Any]]:
@@ -289,16 +274,6 @@ def _events(scratch: str) -> list[dict[str, Any]]:
     return noted
 
 
-def _sweep_beside(scratch: Path) -> None:
-    """Delete what runs have left that were killed, days ago."""
-    for path in scratch.parent.glob("jitkern-run-*-*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            ours = status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LEFT
-            if ours and not Path("/proc", path.name.split("-")[2]).exists():
-                atomic.delete(path)
-
-
 def _writable_cache(tell: Tell) -> Cache:
     """Return the cache of the settings, or a private one above it if it cannot be written."""
     cache = jit.active_cache.open_cache()
@@ -308,8 +283,7 @@ def _writable_cache(tell: Tell) -> Cache:
             return cache
     except (CacheError, OSError) as e:
         why = e if isinstance(e, CacheError) else cache.write_error(e)
-        if getattr(why, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
-            jit.active_cache.use_temporary(why)
-        else:
-            tell(f"nothing is kept: {why}")
+        if config.current().fallback == "raise":
+            raise why from e
+        tell(f"nothing is kept: {why}")
         return Cache.private((cache.root, *cache.layers), verify=cache.verify, rules=cache.rules)

@@ -31,20 +31,20 @@ begun: list[RunningCommand] = []  # what runs already when `run` is imported
 class RunningCommand(command_room.ChildCommand):
     """A command with a folder in which its processes note what happens.
 
-    note: what began it: facts, variables and machine. entries: facts of which it follows that there
-    is nothing to lay.
+    note: its facts, variables and machine. folders: with their last changes, if begun by a note.
     """
 
-    note: tuple[Any, Any, Any] | None = None
-    entries: Any = None
+    note: tuple[Any, Any, Any]
+    folders: Sequence[tuple[str, int]] = ()
 
     def __init__(
         self, program: str, words: Sequence[str], environment: Mapping[str, str], mode: str
     ) -> None:
         """Start it. environment: also says where the caches are. Raises OSError."""
         self.program = program
-        places = environment.get("TMPDIR", "/tmp"), "/tmp", environment[events.CACHES]  # noqa: S108
-        self.scratch = _made(places)
+        version = os.path.dirname(os.path.dirname(environment[events.CACHES]))
+        self.scratch = os.path.join(version, "tmp", os.urandom(16).hex())  # swept as staging is
+        os.mkdir(self.scratch, 0o700)
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}  # an outer one set it
         self._outer = environment.get(events.FOLDER)  # of a run that this one is part of
         modes = {mode, environment.get(events.MODE, "")}
@@ -54,6 +54,16 @@ class RunningCommand(command_room.ChildCommand):
             events.COMMAND: events.SEPARATOR.join(("jitkern", "run", "--", *words)),
         }
         super().__init__(program, words, {**frozen, **environment, **own})
+
+    def left_nothing(self) -> bool:
+        """Return whether all is as a note said; if so, the folders have been used."""
+        noted = not self.folders or os.path.exists(f"{self.scratch}/{events.FILE}")
+        if noted or any(newest(name) != before for name, before in self.folders):
+            return False
+        for name, before in self.folders:
+            if before:
+                open(f"{name}{USED}", "w").close()  # its time is that of the last use
+        return True
 
     def close(self) -> None:
         """Delete what the processes noted, hand it to an outer run, and take signals again."""
@@ -70,18 +80,6 @@ class RunningCommand(command_room.ChildCommand):
         except OSError:
             pass  # a process that outlives the command notes something right now
         super().close()
-
-
-def _made(places: Sequence[str]) -> str:
-    """Make a folder of our own in the first of these places that takes it. Raises OSError."""
-    path = f"{places[0]}/jitkern-run-{os.getpid()}-{os.urandom(8).hex()}"
-    try:
-        os.mkdir(path, 0o700)
-    except OSError:
-        if not places[1:]:
-            raise
-        return _made(places[1:])
-    return path
 
 
 def note_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -141,13 +139,12 @@ def begin(arguments: Sequence[str], load: Callable[[], object]) -> int | None:
         facts, variables, _ = note
         if any(fact(kind, name, os.environ) != value for kind, name, value in (*facts, *entries)):
             return None
+        if any(newest(n) != last or (last and not os.access(n, os.W_OK)) for n, last in folders):
+            return None
+        command = RunningCommand(program, words, {**os.environ, **variables}, mode)
     except (OSError, ValueError, EOFError, TypeError):
         return None
-    for name, before in folders:
-        if newest(name) != before or (before and not os.access(name, os.W_OK)):
-            return None
-    command = RunningCommand(program, words, {**os.environ, **variables}, mode)
-    command.note, command.entries = note, entries
+    command.note, command.folders = note, folders
     begun.append(command)
     code = command.wait(command.started + SOON)
     loaded = _thread.allocate_lock()
@@ -155,13 +152,9 @@ def begin(arguments: Sequence[str], load: Callable[[], object]) -> int | None:
         loaded.acquire()
         _thread.start_new_thread(_load, (load, loaded))
         code = command.wait(command.started + LATE)
-    noted = os.path.exists(f"{command.scratch}/{events.FILE}")
-    if code is None or noted or any(newest(name) > before for name, before in folders):
+    if code is None or not command.left_nothing():
         loaded.acquire()  # two threads that import may meet modules that are not whole
         return None
-    for name, before in folders:
-        if before:
-            open(f"{name}{USED}", "w").close()  # its time is that of the last use
     begun.pop().close()
     if sys.stderr and not quiet:
         try:  # noqa: SIM105  contextlib would take longer to import
@@ -193,13 +186,12 @@ def _command_in(arguments: Sequence[str]) -> tuple[Sequence[str], str, bool]:
 
     No command of other arguments.
     """
-    number = 0
-    while number < len(arguments) and arguments[number] in (*MODES, *QUIET):
-        number += 1
-    options, words = {*arguments[:number]}, arguments[number:]
-    modes = [mode for option, mode in MODES.items() if option in options]
+    options, words = [], [*arguments]
+    while words and words[0] in (*MODES, *QUIET):
+        options.append(words.pop(0))
+    modes = {MODES[option] for option in options if option in MODES}
     ends = words[:1] == ["--"]
     unknown = not ends and "".join(words[:1]).startswith("-")
     if unknown or len(modes) > 1 or "_ARGCOMPLETE" in os.environ:
         return (), "", False
-    return words[ends:], "".join(modes), not options.isdisjoint(QUIET)
+    return words[ends:], "".join(modes), any(option in QUIET for option in options)
