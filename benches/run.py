@@ -26,8 +26,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 NEEDS = {
     "triton_kernels": ("triton",), "compiled": (), "extension": (), "llama": ("transformers",),
     "cupy_kernels": ("cupy",), "numba_functions": ("numba",), "tvm_ffi_inline": ("tvm_ffi",),
+    "flashinfer_norm": ("flashinfer",),
 }  # fmt: skip
-OF_A_GPU = {"triton_kernels", "cupy_kernels"}
+OF_A_GPU = {"triton_kernels", "cupy_kernels", "flashinfer_norm"}
 WAYS = ("cold", "warm", "second")
 
 
