@@ -392,6 +392,27 @@ def test_a_root_that_cannot_be_written_serves(run, folder, cache_dir, tmp_path):
     assert done.stdout == "42\n", done.stderr
 
 
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+@pytest.mark.parametrize("size", ["20k", "72k"])  # less than a start takes, and than an entry takes
+def test_a_full_disk_costs_no_run(folder, tmp_path, size):
+    (tmp_path / "disk").mkdir()
+    run, program = f"{sys.executable} -m jitkern run", f"{sys.executable} app.py"
+    script = f"""
+mount -t tmpfs -o size={size} tmpfs {tmp_path}/disk || exit 125
+export JITKERN_CACHE_DIR={tmp_path}/disk/root
+{run} -- {program}
+mount -o remount,size=20m {tmp_path}/disk
+{run} -- {program}
+{run} --frozen -- {program}
+"""
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode == 125 or done.stderr.startswith("unshare:"):
+        pytest.skip(f"this user may not mount a file system: {done.stderr}")
+    assert (done.returncode, done.stdout) == (0, "42\n" * 3), done.stderr
+    assert "no space is left" in done.stderr
+
+
 @pytest.mark.long
 def test_two_programs_at_once(run, folder):
     words = [sys.executable, "-m", "jitkern", "run", "--", sys.executable, "app.py"]
