@@ -310,11 +310,9 @@ def _text(value: Any) -> str:
     if isinstance(value, types.CodeType):
         instructions = value.co_code, value.co_names, value.co_varnames, value.co_flags
         return _text((*instructions, *value.co_consts))
-    if isinstance(value, dict):
-        return _text(frozenset(value.items()))
-    if isinstance(value, (tuple, list, set, frozenset)):
-        texts = [_text(item) for item in value]
-        return f"({', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)})"
+    if isinstance(value, (tuple, list, set, frozenset, dict)):
+        texts = [_text(item) for item in (value.items() if isinstance(value, dict) else value)]
+        return f"({', '.join(texts if isinstance(value, (tuple, list)) else sorted(texts))})"
     return repr(value)
 
 
