@@ -90,10 +90,6 @@ class Folder:
         self._lock = f"{name.rpartition('-')[2]}-{self._target.encode().hex()[-16:]}"
         self._label = _label(self._target, name)
 
-    def variables(self) -> dict[str, str]:
-        """Return the environment that has the JIT use this folder."""
-        return {**dict.fromkeys(self.jit.variables, str(self.path)), **dict(self.jit.also)}
-
     def missing(self) -> dict[str, set[str]]:
         """Return the paths that the folder lacks, by the newest entry that has each.
 

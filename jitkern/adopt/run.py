@@ -77,12 +77,10 @@ class Run:
         self._mode = mode
         self._tell = tell
         self._environment = dict(config.current().environment)
-        begun = start.begun[0].note if start.begun else None
-        self.machine = (
-            pickle.loads(begun[2])  # noqa: S301  of a note of ours
-            if begun
-            else machine_of(command, self._environment)
-        )
+        if start.begun:
+            self.machine = pickle.loads(start.begun[0].note[2])  # noqa: S301  of a note of ours
+        else:
+            self.machine = machine_of(command, self._environment)
         self.cache = _writable_cache(tell)
         self._lasts = self.cache.root == config.current().cache_dir  # else private
         self._target = str(self.machine.target)
@@ -178,21 +176,18 @@ class Run:
 
     def _variables(self) -> dict[str, str]:
         """Return the environment of the command, beside that of the user."""
-        for folder in (self._caches, self.cache.root / VERSION / "tmp"):
-            atomic.make_directory(folder, 0o755, fsync=False)
+        for place in (self._caches, self.cache.root / VERSION / "tmp"):
+            atomic.make_directory(place, 0o755, fsync=False)
         path = self._environment.get("PATH", os.defpath)
         python = self._environment.get("PYTHONPATH")
         variables = {
             events.CACHES: str(self._caches),
             "PATH": os.pathsep.join((*self._tools(path), path)),
             "PYTHONPATH": os.pathsep.join(p for p in (str(_HERE / "site"), python) if p),
-            **{
-                name: value
-                for folder in self.folders
-                for name, value in folder.variables().items()
-                if name not in self._environment
-            },
         }
+        for folder in self.folders:
+            row = {**dict.fromkeys(folder.jit.variables, str(folder.path)), **dict(folder.jit.also)}
+            variables |= {n: value for n, value in row.items() if n not in self._environment}
         nvcc = shutil.which("nvcc", path=path)
         if nvcc and not {"CUDA_HOME", "CUDA_PATH"} & {*self._environment}:
             variables["CUDA_HOME"] = str(Path(nvcc).parents[1])  # many look for nvcc on PATH
@@ -205,22 +200,25 @@ class Run:
 
         None where no folder of ours may hold programs.
         """
-        searched = [Path(f) for f in path.split(os.pathsep) if f and events.TOOLS not in f]
-        programs = {program.name for folder in searched for program in folder.glob("*")}
+        searched = [f for f in path.split(os.pathsep) if Path(f).is_dir() and events.TOOLS not in f]
+        programs = {name for f in searched if os.access(f, os.R_OK) for name in os.listdir(f)}
         names = sorted(filter(re.compile(events.COMPILERS).fullmatch, programs))
         words = [sys.executable, "-SE", str(_HERE / "shim.py")]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
-        places = self._caches.parent, cache_room.lock.lock_directory(config.current())
-        folders = (p / name for p in places if p and not os.statvfs(p).f_flag & os.ST_NOEXEC)
-        folder = next(folders, None)
-        if folder and not (folder / "ninja").exists():
+        place: Path | None = self._caches.parent
+        if os.statvfs(self._caches).f_flag & os.ST_NOEXEC:
+            place = cache_room.lock.lock_directory(config.current())
+        if place is None or os.statvfs(place).f_flag & os.ST_NOEXEC:
+            return []
+        folder = place / name
+        if not (folder / "ninja").exists():
             folder.mkdir(0o700, exist_ok=True)
             for compiler in names:
                 with contextlib.suppress(FileExistsError):  # another process was faster
                     (folder / compiler).symlink_to("ninja")
             atomic.write(folder / "ninja", text.encode(), mode=0o700)
-        return [str(folder)] if folder else []
+        return [str(folder)]
 
     def _found(self, tools: str) -> list[tuple[str, str, str]]:
         """Return the facts of which the environment and the folders follow; see `start.fact`."""

@@ -134,12 +134,19 @@ class NinjaBuild:
         read = files_of(names - made)
         if any(_stamp(path)[2] >= started for path in read):
             return  # edited while it was built
-        used = [w for w in words if re.fullmatch(events.COMPILERS, os.path.basename(w))]
+        compilers = (
+            word for word in words if re.fullmatch(events.COMPILERS, os.path.basename(word))
+        )
+        used = {word: path for word in compilers if (path := _real(word))}
+        files = read | files_of(last)
+        seen = {path: [*_stamp(path), _version(path)] for path in used.values()}
+        seen |= {path: [*_stamp(path), _digest(path)] for path in files}
         record = {
             "text": self._text,
-            "files": {self._moved(path): _digest(path) for path in read | files_of(last)},
-            "compilers": {word: _version(path) for word in used if (path := _real(word))},
+            "files": {self._moved(path): seen[path][-1] for path in files},
+            "compilers": {word: seen[path][-1] for word, path in used.items()},
         }
+        _write(os.path.join(self.beside, SEEN), seen)
         _write(os.path.join(self.beside, jits.RECORD), record)
 
 

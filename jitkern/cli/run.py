@@ -17,9 +17,9 @@ from jitkern import adopt, cache_tools, config, remote
 from jitkern._command import end_as
 from jitkern.adopt.run import Report
 from jitkern.cache_tools.check import counted
+from jitkern.cli.connection import UNSIGNED, named_store, telling
 from jitkern.cli.output import YELLOW, say
 from jitkern.cli.parser import command_in, file_to_write, take_command, take_key
-from jitkern.cli.remote.connection import UNSIGNED, named_store, telling
 from jitkern.errors import JitkernError
 from jitkern.remote.store import Store
 

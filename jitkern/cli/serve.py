@@ -19,9 +19,9 @@ from pathlib import Path
 from jitkern import config, jit, service
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
+from jitkern.cli.connection import pushable
 from jitkern.cli.output import YELLOW, print_json, say
 from jitkern.cli.parser import at_least_one, take_key
-from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
 from jitkern.op.op import Op

@@ -18,10 +18,10 @@ from typing import Any
 from jitkern import config, jit, prewarming, remote
 from jitkern.cache_tools.check import human_bytes
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
+from jitkern.cli.connection import UNSIGNED, pushable, telling
 from jitkern.cli.output import YELLOW, Progress, print_json, say
 from jitkern.cli.parser import UsageError, at_least_one, file_to_read, take_key, take_targets
 from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
-from jitkern.cli.remote.connection import UNSIGNED, pushable, telling
 from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE, Target, short_version

@@ -9,8 +9,8 @@ import argparse
 from dataclasses import asdict
 
 from jitkern import remote
+from jitkern.cli.connection import machines_of, url_of
 from jitkern.cli.output import GREEN, RED, YELLOW, print_json, styled
-from jitkern.cli.remote.connection import machines_of, url_of
 from jitkern.remote.store import shown
 
 

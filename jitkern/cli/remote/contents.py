@@ -8,15 +8,15 @@ import time
 
 from jitkern import remote
 from jitkern.cache_tools.check import counted, human_age, human_bytes
-from jitkern.cli.output import agreed, print_json, print_table
-from jitkern.cli.parser import at_least_one
-from jitkern.cli.remote.connection import (
+from jitkern.cli.connection import (
     check_filled,
     connected,
     machines_of,
     url_of,
     writable,
 )
+from jitkern.cli.output import agreed, print_json, print_table
+from jitkern.cli.parser import at_least_one
 from jitkern.config import values
 from jitkern.errors import SettingError
 from jitkern.remote.index import read_index

@@ -7,10 +7,10 @@ import sys
 
 from jitkern import cache_tools, config, remote
 from jitkern.cache_tools.check import counted, human_bytes
+from jitkern.cli.connection import connected, machines_of, url_of, writable
 from jitkern.cli.filters import add_filters, named, opened, wanted
 from jitkern.cli.output import print_json, say
 from jitkern.cli.parser import UsageError, at_least_one, take_key, take_targets
-from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.config import values
 from jitkern.remote.publish import KEEP, Pushed
 
