@@ -4,7 +4,8 @@
     <root>/v1/run/<target>/<jit>-<digest>.used    its time is that of the last use
 
 An entry holds files of one JIT: its artifacts are numbered. `meta["files"]` says their paths, and
-`meta["times"]` when they were changed. A file is new if no entry has it with this time or content.
+`meta["times"]` when they were changed. A file is new if the newest entry with this path has another
+time and content, or if there is none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from jitkern.named_tuple import NamedTuple
 KIND = "run"  # of the entries, and the namespace of their ops
 BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
 PER_FILE = 2048  # bytes that a file counts for beside its own
-DIFFERS = "it differs from its entry, and nothing was compiled: delete it if it is damaged"
+DIFFERS = "it differs from its entry, and this run has not written it"
+DELETED = f"{DIFFERS}: it is deleted, and laid again at the next start"
+UNKEPT = 600 * 10**9  # nanoseconds after which a run that still goes on has kept what it wrote
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
 
@@ -125,20 +128,20 @@ class Folder:
                 laid += self._write(entry, lacking) if entry else 0
         return laid
 
-    def keep(self, settled: float = 0.0, *, compiled: bool = True) -> Kept:
+    def keep(self, settled: float = 0.0, began: int = 0, *, failed: bool = False) -> Kept:
         """Publish what is new as entries, and return what it was. Raises CacheError.
 
-        settled: seconds since the last change of a file before it counts as whole.
-        compiled: whether the JIT has compiled. If not, a file of which an entry has another content
-        is left out: it is damaged, or another run is compiling it.
+        settled: seconds since the last change of a file before it counts as whole. began: when the
+        run began, in nanoseconds, by the clock of this disk. What differs from its entry and was
+        not written since is damaged, or of another run: it is left out, and deleted if no run that
+        still goes on can have written it, or if the command has failed.
         """
         if self.path.is_dir():
             with contextlib.suppress(OSError):
                 self._mark.touch()
         odd: list[str] = []
         files = self._files(odd)
-        fresh = self._fresh(files)
-        if not fresh:
+        if not self._fresh(files):
             return Kept(left_out=(*odd,))
         with self._writing():
             fresh = self._fresh(files)  # another process may have kept some
@@ -146,13 +149,19 @@ class Folder:
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            changed = {self._unit(path) for path, known in fresh.items() if known and not compiled}
-            reasons = {
-                unit: DIFFERS if unit in changed else self._why_not(paths, files, settled)
-                for unit, paths in new.items()
+            changed = {p: files[p].st_ctime_ns - began for p, known in fresh.items() if known}
+            differ = {
+                self._unit(path): DELETED if failed or since < -UNKEPT else DIFFERS
+                for path, since in changed.items()
+                if since < 0
             }
+            reasons = {u: self._why_not(paths, files, fresh, settled) for u, paths in new.items()}
+            reasons |= differ
+            for unit in (unit for unit, why in differ.items() if why == DELETED):
+                atomic.delete(self.path / unit)
             odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
-            done = Kept(left_out=(*odd,), differ=(*sorted(changed),))
+            told = (f"{unit}: {why}" for unit, why in differ.items())
+            done = Kept(left_out=(*odd,), differ=(*told,))
             wanted = [paths for unit, paths in new.items() if not reasons[unit]]
             for paths in _batches(wanted, files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -169,12 +178,16 @@ class Folder:
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
     def _fresh(self, files: Mapping[str, os.stat_result]) -> dict[str, bool]:
-        """Return the files whose content no entry has, and whether one has another content."""
-        known: dict[str, set[object]] = defaultdict(set)
+        """Return the files that are not in the newest entry of their unit, and if there is one."""
+        known: dict[str, set[object]] = {}
+        units: set[str] = set()
         for _, stored in self._stored():
-            for path, file in stored.items():
-                known[path] |= file.marks
-        return {path: bool(known[path]) for path in self._unknown(files, known)}
+            newest = {
+                path: file.marks for path, file in stored.items() if self._unit(path) not in units
+            }
+            units |= {self._unit(path) for path in newest}
+            known |= newest
+        return {path: path in known for path in self._unknown(files, known)}
 
     def _unknown(
         self, files: Mapping[str, os.stat_result], known: Mapping[str, set[object]]
@@ -204,18 +217,26 @@ class Folder:
             key = Key(inputs, digest_of(inputs), self._label)
             times = {number: stamps[path][1] for path, number in numbers.items()}
             meta = {"files": {n: path for path, n in numbers.items()}, "times": times}
+            self._cache.remove(
+                self._cache.root / VERSION / self._target / key.name
+            )  # if it is older
             self._cache.publish(key, staging, Manifest(inputs, meta=meta))
         size = sum(stamp[0] for stamp in stamps.values())
         return done._replace(files=done.files + len(paths), bytes=done.bytes + size)
 
     def _why_not(
-        self, paths: list[str], files: Mapping[str, os.stat_result], settled: float
+        self,
+        paths: list[str],
+        files: Mapping[str, os.stat_result],
+        fresh: Iterable[str],
+        settled: float,
     ) -> str:
         """Return why a unit is not kept, or ""."""
         shallow = any(path.count("/") < self.jit.unit for path in paths)
         if self._elsewhere and (self.jit.renamed or shallow):
             return f"it is in no folder that {self.jit.name} makes under `jitkern run`"
-        if self.jit.ninja and not any(path.endswith(f"/{RECORD}") for path in paths):
+        recorded = any(path.endswith(f"/{RECORD}") for path in paths if path in fresh)
+        if self.jit.ninja and not recorded:  # or the record is of an earlier build
             return "what it depends on is not on record"
         if sum(files[path].st_size for path in paths) > LARGEST_FILE:
             return "it is too large for an entry"
@@ -313,12 +334,15 @@ def _walk(
 
     for folder, folders, names in os.walk(root):
         folders[:] = wanted(folders)
+        names += [name for name in folders if Path(folder, name).is_symlink()]
         for path in (f"{folder}/{name}" for name in wanted(names)):
             with contextlib.suppress(OSError):
                 status, inner = os.lstat(path), os.path.relpath(path, root)
+                modes = status.st_mode | os.lstat(folder).st_mode
                 why = (
                     "it is no regular file" if not stat.S_ISREG(status.st_mode)
                     else "another user owns it" if status.st_uid != os.geteuid()
+                    else "everybody may write it" if modes & stat.S_IWOTH
                     else "its name is not printable" if not inner.isprintable()
                     else ""
                 )  # fmt: skip

@@ -41,10 +41,6 @@ class Jit:
         self.packages = packages
         vars(self).update(rest)
 
-    def may_have_compiled(self, tools: set[str]) -> bool:
-        """Return whether it may have compiled where it would be one of the tools that did."""
-        return self.name in tools if self.compiles else not self.ninja or "ninja" in tools
-
 
 # What a build by ninja needs on its own machine alone: `build.ninja` has its paths.
 _BUILD = ("*.o", "*.o.d", "*.d", "build.ninja")

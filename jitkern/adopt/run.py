@@ -112,13 +112,12 @@ class Run:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
                 os.utime(command.scratch)  # it is in use
                 # In a thread: a signal must not wait.
-                arguments = _events(command.scratch), SETTLED
-                threading.Thread(target=self.keep, args=arguments, daemon=True).start()
+                threading.Thread(target=self.keep, args=(SETTLED,), daemon=True).start()
             happened = _events(command.scratch)
             if not command.left_nothing():
                 paths = [str(folder.path) for folder in self.folders]
                 newest = [(path, start.newest(path)) for path in paths]
-                self.keep(happened)
+                self.keep(began=command.began, failed=bool(code))
                 folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
                 self._leave_note(newest, command)
         finally:
@@ -131,25 +130,23 @@ class Run:
             self._laid, self._kept, [*self._left_out],
         )  # fmt: skip
 
-    def keep(self, happened: Sequence[dict[str, Any]] = (), settled: float = 0.0) -> None:
+    def keep(self, settled: float = 0.0, began: int = 0, *, failed: bool = False) -> None:
         """Publish what is new in the folders, as far as the cache can be written.
 
-        happened: the events, which say what has compiled. settled: see `Folder.keep`.
+        The arguments are those of `Folder.keep`.
         """
-        tools = {event.get("tool", "") for event in happened if "refused" not in event}
         for folder in self.folders:
-            jit = folder.jit
             try:
-                done = folder.keep(settled, compiled=jit.may_have_compiled(tools))
+                done = folder.keep(settled, began, failed=failed)
             except CacheError as e:
-                self._tell(f"what {jit.name} compiled is not kept: {e}")
-                self._left_out[f"{jit.name}: {e}"] = None
+                self._tell(f"what {folder.jit.name} compiled is not kept: {e}")
+                self._left_out[f"{folder.jit.name}: {e}"] = None
                 continue
             self._kept += done.files if self._lasts else 0
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
-                for unit in done.differ:
-                    self._tell(f"{folder.path}/{unit}: {folders.DIFFERS}")
+                for line in done.differ:
+                    self._tell(f"{folder.path}/{line}")
 
     def _begin(self) -> start.RunningCommand:
         own = self._variables()

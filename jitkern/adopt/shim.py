@@ -22,6 +22,7 @@ import time
 
 TYPE_CHECKING = __name__ != "__main__"
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from jitkern.adopt import events, jits
@@ -36,6 +37,7 @@ _VARIABLES = (  # with these, all that compilers read of the environment
     "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
 )  # fmt: skip
 _PACKAGES = re.compile(r"(/[^\s:\"'$]*?/(?:site|dist)-packages)(?=/|\s|$)")
+_LIBRARY = re.compile("^/usr/|/(?:site|dist)-packages/")  # whose versions key the cache
 _INCLUDES = re.compile(r"(?<=\s)-(?:I|isystem)\s*([^\s$]+)")
 
 
@@ -78,7 +80,8 @@ class NinjaBuild:
             if record["text"] != self._text:
                 return "its build.ninja or a variable for compilers differs"
             files = {self._found(path): digest for path, digest in record["files"].items()}
-            return self._shadowed(files) or self._changed(files, record["compilers"])
+            new = self._beside(files).difference(map(self._found, record["beside"]))
+            return f"{min(new)} is new" if new else self._changed(files, record["compilers"])
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return "there is no record of its last build"
 
@@ -102,15 +105,31 @@ class NinjaBuild:
             _write(os.path.join(self.beside, SEEN), now)
         return ""
 
-    def _shadowed(self, files: dict[str, str]) -> str:
-        """Return which header lies where it would be found before one that was read, or ""."""
-        roots = [os.path.normpath(os.path.join(self._folder, root)) for root in self._includes]
-        for number, root in enumerate(roots):
-            names = [path[len(root) :] for path in files if path.startswith(f"{root}{os.sep}")]
-            for path in (earlier + name for earlier in roots[:number] for name in names):
-                if path not in files and os.path.exists(path):
-                    return f"{path} is new"
-        return ""
+    def _beside(self, files: Iterable[str]) -> set[str]:
+        """Return what lies where a compiler may look for one of these files, and is none of them.
+
+        It looks in the folders of headers, and in that of the file that includes another one.
+        """
+        names: dict[str, list[str]] = {}  # of these files, by their folders
+        for folder, name in map(os.path.split, files):
+            names.setdefault(folder, []).append(name)
+        places = {os.path.normpath(os.path.join(self._folder, root)) for root in self._includes}
+        places |= {folder for folder in names if not _LIBRARY.search(f"{folder}/")}
+        having: dict[str, list[str]] = {}  # places by the names of what is in them
+        for place in places:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(place):
+                    having.setdefault(name, []).append(place)
+        found: set[str] = set()
+        for folder, some in names.items():
+            found |= {f"{place}/{name}" for name in some for place in having.get(name, ())}
+            parts = folder.split("/")
+            for number, part in enumerate(parts):
+                for place in having.get(part, ()):
+                    inner = "/".join((place, *parts[number:]))
+                    if inner != folder and os.path.isdir(inner):
+                        found |= {f"{inner}/{name}" for name in some}
+        return {path for path in found.difference(files) if os.path.isfile(path)}
 
     def keep_record(self, started: int) -> None:
         """Write down what a finished build depends on, if that can be told.
@@ -145,6 +164,7 @@ class NinjaBuild:
             "text": self._text,
             "files": {self._moved(path): seen[path][-1] for path in files},
             "compilers": {word: seen[path][-1] for word, path in used.items()},
+            "beside": [*map(self._moved, self._beside(files))],
         }
         _write(os.path.join(self.beside, SEEN), seen)
         _write(os.path.join(self.beside, jits.RECORD), record)

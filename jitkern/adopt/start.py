@@ -45,6 +45,7 @@ class RunningCommand(command_room.ChildCommand):
         version = os.path.dirname(os.path.dirname(environment[events.CACHES]))
         self.scratch = os.path.join(version, "tmp", os.urandom(16).hex())  # swept as staging is
         os.mkdir(self.scratch, 0o700)
+        self.began = os.stat(self.scratch).st_mtime_ns  # by the clock of that disk
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}  # an outer one set it
         self._outer = environment.get(events.FOLDER)  # of a run that this one is part of
         modes = {mode, environment.get(events.MODE, "")}

@@ -230,6 +230,14 @@ def test_a_header_that_would_be_found_first_is_not_overlooked(run, folder):
     assert run().stdout == "44\n"
 
 
+def test_a_header_beside_the_source_is_found_first(run, folder, cache_dir):
+    assert run().stdout == "42\n"
+    [source] = cache_dir.glob("v1/run/*/tvm_ffi-*/*/main.c")
+    (source.parent / "answer.h").write_text("#define ANSWER 44\n")
+    assert "answer.h is new" in run("--frozen").stderr
+    assert [run().stdout, run("--frozen").stdout] == ["44\n", "44\n"]
+
+
 def test_an_edit_that_keeps_size_and_time_is_built(run, folder):
     header = folder / "answer.h"
     status = header.stat()
@@ -259,14 +267,15 @@ def test_folders_of_headers_in_variables_count(run, folder):
 
 
 @pytest.mark.long
-def test_a_damaged_library_is_built_again(run, cache_dir):
+def test_a_damaged_library_is_built_or_laid_again(run, cache_dir):
     run()
     [library] = cache_dir.glob("v1/run/*/tvm_ffi-*/*/answer.so")
     library.write_bytes(b"?")
     refused = run("--frozen").stderr
     assert "answer.so differs" in refused
-    unit = library.parent
-    assert f"{unit}: it differs from its entry, and nothing was compiled: delete it" in refused
+    assert f"{library.parent}: {folders.DELETED}" in refused
+    assert run("--frozen").stdout == "42\n"
+    library.write_bytes(b"?")
     assert run().stdout == "42\n"
 
 
@@ -280,16 +289,32 @@ def test_what_was_deleted_is_laid_again(run, cache_dir):
         assert run("--frozen").stdout == "42\n"
 
 
-def test_a_file_that_nothing_compiled_anew_is_not_kept(cache_dir):
+def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     told = []
     this = Run(["true"], tell=told.append)
-    folder = cupy_of(this)
-    (folder.path / "a").write_bytes(b"1")
+    file = cupy_of(this).path / "a"
+    file.write_bytes(b"1")
     this.keep()
-    (folder.path / "a").write_bytes(b"damaged")
-    this.keep()
-    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 1
-    assert told == [f"{folder.path}/a: {folders.DIFFERS}"]
+    file.write_bytes(b"damaged")
+    later = file.stat().st_ctime_ns + 1
+    this.keep(began=later)
+    assert told == [f"{file}: {folders.DIFFERS}"] and file.exists()
+    this.keep(began=later, failed=True)
+    assert told[1:] == [f"{file}: {folders.DELETED}"] and not file.exists()
+    this.lay()
+    assert file.read_bytes() == b"1"
+    file.write_bytes(b"2")
+    this.keep(began=file.stat().st_ctime_ns)
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
+
+
+def test_a_build_of_earlier_sources_is_the_newest_again(run, folder, cache_dir):
+    header = folder / "answer.h"
+    for answer in ("42", "43", "42"):
+        header.write_text(f"#define ANSWER {answer}\n")
+        assert run().stdout == f"{answer}\n"
+    shutil.rmtree(cache_dir / "v1" / "run")
+    assert run("--frozen").stdout == "42\n"
 
 
 @pytest.mark.long
