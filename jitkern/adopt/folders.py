@@ -41,6 +41,7 @@ PER_FILE = 2048  # bytes that a file counts for beside its own
 DIFFERS = "it differs from its entry, and this run has not written it"
 DELETED = f"{DIFFERS}: it is deleted, and laid again at the next start"
 UNKEPT = 600 * 10**9  # nanoseconds after which a run that still goes on has kept what it wrote
+Files = Mapping[str, os.stat_result]  # by path
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
 
@@ -177,7 +178,7 @@ class Folder:
         newest = {n: max((f.changed for f in found[n].values()), default=0) for n in found}
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
-    def _fresh(self, files: Mapping[str, os.stat_result]) -> dict[str, bool]:
+    def _fresh(self, files: Files) -> dict[str, bool]:
         """Return the files that are not in the newest entry of their unit, and if there is one."""
         known: dict[str, set[object]] = {}
         units: set[str] = set()
@@ -189,9 +190,7 @@ class Folder:
             known |= newest
         return {path: path in known for path in self._unknown(files, known)}
 
-    def _unknown(
-        self, files: Mapping[str, os.stat_result], known: Mapping[str, set[object]]
-    ) -> list[str]:
+    def _unknown(self, files: Files, known: Mapping[str, set[object]]) -> list[str]:
         """Return the files that are not as known ones; those with a known time are not read."""
         found = []
         for path, status in files.items():
@@ -224,13 +223,7 @@ class Folder:
         size = sum(stamp[0] for stamp in stamps.values())
         return done._replace(files=done.files + len(paths), bytes=done.bytes + size)
 
-    def _why_not(
-        self,
-        paths: list[str],
-        files: Mapping[str, os.stat_result],
-        fresh: Iterable[str],
-        settled: float,
-    ) -> str:
+    def _why_not(self, paths: list[str], files: Files, fresh: Iterable[str], settled: float) -> str:
         """Return why a unit is not kept, or ""."""
         shallow = any(path.count("/") < self.jit.unit for path in paths)
         if self._elsewhere and (self.jit.renamed or shallow):
@@ -352,9 +345,7 @@ def _walk(
                     odd.append(f"{inner!r}: {why}")
 
 
-def _batches(
-    units: Iterable[list[str]], files: Mapping[str, os.stat_result]
-) -> Iterator[list[str]]:
+def _batches(units: Iterable[list[str]], files: Files) -> Iterator[list[str]]:
     """Yield the paths of one entry after the other; a unit is in one entry."""
     size = 0
     batch: list[str] = []

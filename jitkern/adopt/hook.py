@@ -240,10 +240,7 @@ def _templates() -> list[Any]:
 
 
 def _overloads() -> list[Any]:
-    """Return the functions of others than Numba that `numba.extending.overload` and its like got.
-
-    Any code may follow from them.
-    """
+    """Return what `numba.extending.overload` and its like got from others than Numba."""
     found = (getattr(template, "_overload_func", None) for template in _templates())
     return [f for f in found if f and not f.__globals__["__name__"].startswith("numba.")]
 

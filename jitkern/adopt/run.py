@@ -200,7 +200,10 @@ class Run:
         searched = [f for f in path.split(os.pathsep) if Path(f).is_dir() and events.TOOLS not in f]
         programs = {name for f in searched if os.access(f, os.R_OK) for name in os.listdir(f)}
         names = sorted(filter(re.compile(events.COMPILERS).fullmatch, programs))
-        words = [sys.executable, "-SE", str(_HERE / "shim.py")]
+        script = (
+            f"import sys; sys.path.insert(0, {str(_HERE)!r}); import shim; sys.exit(shim.main())"
+        )
+        words = [sys.executable, "-SI", "-c", script]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
         place: Path | None = self._caches.parent

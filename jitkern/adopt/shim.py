@@ -4,30 +4,28 @@ A compiler is counted, or refused. Ninja knows paths and times: it would build a
 elsewhere, and not build again what has an older time. So a build below our folder leaves a record
 beside its `build.ninja`: the text of that file, and the content of all that the compilers read and
 made. Where these are the same, there is nothing to do; otherwise the real ninja builds all of it.
-This file is run by itself, with the standard library alone.
+This file is imported by itself, with the standard library alone, of which as little as can be:
+most often there is nothing to do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getopt
-import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 
-TYPE_CHECKING = __name__ != "__main__"
+TYPE_CHECKING = __name__ == "jitkern.adopt.shim"
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
     from jitkern.adopt import events, jits
 else:
-    import events  # this file is run by itself, and these are beside it
+    import events  # which are beside it
     import jits
 
 SEEN = ".ninja_jitkern"  # sizes and times of the files that were compared last, on this machine
@@ -58,7 +56,7 @@ class NinjaBuild:
         anchors = {path: f"<{number}>" for number, path in enumerate(absolute)}
         self._anchors = dict(sorted(anchors.items(), reverse=True))  # the inner folders first
         text += "".join(f"\n{name}={os.environ.get(name, '')}" for name in _VARIABLES)
-        self._text = hashlib.sha256(self._moved(text).encode(errors="surrogateescape")).hexdigest()
+        self._text = self._moved(text)
 
     def _moved(self, text: str) -> str:
         """Return a text without the paths in which machines may differ."""
@@ -136,6 +134,7 @@ class NinjaBuild:
 
         started: when, in nanoseconds.
         """
+        import subprocess
 
         def ask(*what: str) -> list[str]:
             return os.fsdecode(subprocess.check_output([*self.tool, *what])).splitlines()
@@ -201,6 +200,8 @@ def main() -> int:
         return 127
     if not what:
         return os.execv(real, [real, *arguments])  # noqa: S606  no shell is wanted
+    import subprocess
+
     changed, started = time.time_ns(), time.monotonic()
     if build:
         subprocess.run([*build.tool, "clean"], stdout=subprocess.DEVNULL, check=False)
@@ -227,16 +228,21 @@ def _build_in(ninja: str | None, arguments: list[str]) -> NinjaBuild | None:
 def _real(name: str) -> str | None:
     """Return the path of a tool itself."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
-    return shutil.which(name, path=os.pathsep.join(f for f in folders if events.TOOLS not in f))
+    paths = (os.path.join(folder, name) for folder in folders if events.TOOLS not in folder)
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
 
 
 def _digest(path: str) -> str:
+    import hashlib
+
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 
 def _version(compiler: str) -> str:
     """Return what a compiler says of itself."""
+    import subprocess
+
     asked = subprocess.run([compiler, "--version"], capture_output=True, check=False)
     return os.fsdecode(asked.stdout)
 
@@ -256,7 +262,3 @@ def _write(path: str, value: object) -> None:
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, sort_keys=True)
     os.replace(temporary, path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
