@@ -142,23 +142,22 @@ class Folder:
                 self._mark.touch()
         odd: list[str] = []
         files = self._files(odd)
-        if not self._fresh(files):
+        if not self._fresh(files, began):
             return Kept(left_out=(*odd,))
         with self._writing():
-            fresh = self._fresh(files)  # another process may have kept some
+            fresh = self._fresh(files, began)  # another process may have kept some
             units: dict[str, list[str]] = defaultdict(list)
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            changed = {p: files[p].st_ctime_ns - began for p, known in fresh.items() if known}
-            differ = {
-                self._unit(path): DELETED if failed or since < -UNKEPT else DIFFERS
-                for path, since in changed.items()
-                if since < 0
+            since = {
+                path: files[path].st_ctime_ns - began for path, differs in fresh.items() if differs
             }
+            over = {self._unit(p) for p in since if not settled and (failed or since[p] < -UNKEPT)}
+            differ = {self._unit(path): DIFFERS for path in since} | dict.fromkeys(over, DELETED)
             reasons = {u: self._why_not(paths, files, fresh, settled) for u, paths in new.items()}
             reasons |= differ
-            for unit in (unit for unit, why in differ.items() if why == DELETED):
+            for unit in over:
                 atomic.delete(self.path / unit)
             odd += (f"{unit}: {why}" for unit, why in reasons.items() if why)
             told = (f"{unit}: {why}" for unit, why in differ.items())
@@ -178,17 +177,27 @@ class Folder:
         newest = {n: max((f.changed for f in found[n].values()), default=0) for n in found}
         return sorted(found.items(), key=lambda item: newest[item[0]], reverse=True)
 
-    def _fresh(self, files: Files) -> dict[str, bool]:
-        """Return the files that are not in the newest entry of their unit, and if there is one."""
-        known: dict[str, set[object]] = {}
+    def _fresh(self, files: Files, began: int) -> dict[str, bool]:
+        """Return the files that are not in the newest entry of their unit, and whether they differ.
+
+        Those differ that no entry has, and that were written before the run began. Those of older
+        entries are new only if they were written since.
+        """
+        newest: dict[str, set[object]] = {}
+        every: dict[str, set[object]] = defaultdict(set)
         units: set[str] = set()
         for _, stored in self._stored():
-            newest = {
-                path: file.marks for path, file in stored.items() if self._unit(path) not in units
+            found = {path: file.marks for path, file in stored.items()}
+            newest |= {
+                path: marks for path, marks in found.items() if self._unit(path) not in units
             }
-            units |= {self._unit(path) for path in newest}
-            known |= newest
-        return {path: path in known for path in self._unknown(files, known)}
+            units |= {self._unit(path) for path in found}
+            for path, marks in found.items():
+                every[path] |= marks
+        fresh = self._unknown(files, newest)
+        old = {p: files[p] for p in fresh if p in every and files[p].st_ctime_ns < began}
+        differ = {*self._unknown(old, every)}
+        return {path: path in differ for path in fresh if path in differ or path not in old}
 
     def _unknown(self, files: Files, known: Mapping[str, set[object]]) -> list[str]:
         """Return the files that are not as known ones; those with a known time are not read."""

@@ -167,8 +167,13 @@ def _count_children(subprocess: Any) -> None:
         tool, what = events.compile_in(args)
         self._jitkern_started = tool, what, time.monotonic()
         if tool or "ninja" in f"{args}":  # their shims leave it to this process, or tell the line
-            asked = events.SEPARATOR.join((tool or "ninja", _asked_at()))
-            options["env"] = {**(options.get("env") or os.environ), events.ASKED: asked}
+            asked = {events.ASKED: events.SEPARATOR.join((tool or "ninja", _asked_at()))}
+            given = rest[9] if rest[9:] else options.get("env")
+            environment = {**(os.environ if given is None else given), **asked}
+            if rest[9:]:
+                rest = (*rest[:9], environment, *rest[10:])
+            else:
+                options["env"] = environment
         start(self, args, *rest, **options)
 
     def _handle_exitstatus(self: Any, *args: Any, **options: Any) -> Any:
@@ -214,9 +219,19 @@ def _key_numba_by_content(caching: Any) -> None:
     def content(value: Any) -> str:
         return digest(_content(value, frozenset(), caching.dumps, {}))
 
+    def plain(value: Any) -> bytes:
+        known = isinstance(value, (int, float, complex, str, bytes))
+        return repr(value if known else type(value)).encode()
+
     @functools.lru_cache(maxsize=1)
     def overloads(_: int) -> str:
-        return content(_overloads())
+        pieces: list[bytes] = []
+        for function in _overloads():
+            try:  # noqa: SIM105  contextlib is not imported for this
+                pieces.extend(_content(function, frozenset(), plain, {}))
+            except Exception:  # noqa: BLE001, S110  what is found so far counts
+                pass
+        return digest(pieces)
 
     def _index_key(self: Any, *about: Any) -> Any:
         owner = getattr(self, "_owner", self._py_func)
@@ -280,6 +295,8 @@ def _content(
         if isinstance(value, (tuple, list)):
             for item in value:
                 yield from _content(item, names, dumps, done)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(b"".join(_content(item, names, dumps, done)) for item in value)
         elif value is not owner:
             yield dumps(value)
     if str(home).partition(".")[0] in _KEYED:

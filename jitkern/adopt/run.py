@@ -92,6 +92,7 @@ class Run:
         ]
         self._laid = 0
         self._kept = 0
+        self._differ: tuple[str, ...] = ()
         self._left_out: dict[str, None] = {}
 
     def lay(self) -> None:
@@ -112,12 +113,13 @@ class Run:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
                 os.utime(command.scratch)  # it is in use
                 # In a thread: a signal must not wait.
-                threading.Thread(target=self.keep, args=(SETTLED,), daemon=True).start()
+                arguments = SETTLED, command.began
+                threading.Thread(target=self.keep, args=arguments, daemon=True).start()
             happened = _events(command.scratch)
             if not command.left_nothing():
                 paths = [str(folder.path) for folder in self.folders]
                 newest = [(path, start.newest(path)) for path in paths]
-                self.keep(began=command.began, failed=bool(code))
+                self.keep(began=command.began, failed=code != 0 and command.is_alone())
                 folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
                 self._leave_note(newest, command)
         finally:
@@ -145,6 +147,7 @@ class Run:
             self._kept += done.files if self._lasts else 0
             if not settled:
                 self._left_out.update(dict.fromkeys(done.left_out))
+                self._differ += done.differ
                 for line in done.differ:
                     self._tell(f"{folder.path}/{line}")
 
@@ -197,8 +200,10 @@ class Run:
 
         None where no folder of ours may hold programs.
         """
-        searched = [f for f in path.split(os.pathsep) if Path(f).is_dir() and events.TOOLS not in f]
-        programs = {name for f in searched if os.access(f, os.R_OK) for name in os.listdir(f)}
+        programs: set[str] = set()
+        for folder in path.split(os.pathsep):
+            with contextlib.suppress(OSError):
+                programs.update([] if events.TOOLS in folder else os.listdir(folder))
         names = sorted(filter(re.compile(events.COMPILERS).fullmatch, programs))
         script = (
             f"import sys; sys.path.insert(0, {str(_HERE)!r}); import shim; sys.exit(shim.main())"
@@ -207,18 +212,18 @@ class Run:
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
         place: Path | None = self._caches.parent
-        if os.statvfs(self._caches).f_flag & os.ST_NOEXEC:
+        if os.pathsep in str(place) or os.statvfs(self._caches).f_flag & os.ST_NOEXEC:
             place = cache_room.lock.lock_directory(config.current())
         if place is None or os.statvfs(place).f_flag & os.ST_NOEXEC:
             return []
-        folder = place / name
-        if not (folder / "ninja").exists():
-            folder.mkdir(0o700, exist_ok=True)
+        tools = place / name
+        if not (tools / "ninja").exists():
+            tools.mkdir(0o700, exist_ok=True)
             for compiler in names:
                 with contextlib.suppress(FileExistsError):  # another process was faster
-                    (folder / compiler).symlink_to("ninja")
-            atomic.write(folder / "ninja", text.encode(), mode=0o700)
-        return [str(folder)]
+                    (tools / compiler).symlink_to("ninja")
+            atomic.write(tools / "ninja", text.encode(), mode=0o700)
+        return [str(tools)]
 
     def _found(self, tools: str) -> list[tuple[str, str, str]]:
         """Return the facts of which the environment and the folders follow; see `start.fact`."""
@@ -249,7 +254,7 @@ class Run:
             return
         roots = (self.cache.root, *self.cache.layers)
         entries = self._facts("file", [root / VERSION / self._target for root in roots])
-        if not any(folder.missing() for folder in self.folders):
+        if not self._differ and not any(folder.missing() for folder in self.folders):
             with contextlib.suppress(OSError):
                 atomic.make_directory(path.parent, 0o700, fsync=False)
                 content = command.note, entries, newest, command.program

@@ -8,6 +8,7 @@ while the command runs, and not at all for one that ends soon and leaves nothing
 from __future__ import annotations
 
 import _thread
+import fcntl
 import marshal
 import os
 import sys
@@ -46,6 +47,11 @@ class RunningCommand(command_room.ChildCommand):
         self.scratch = os.path.join(version, "tmp", os.urandom(16).hex())  # swept as staging is
         os.mkdir(self.scratch, 0o700)
         self.began = os.stat(self.scratch).st_mtime_ns  # by the clock of that disk
+        self._lock = os.open(self.scratch, os.O_RDONLY)
+        try:  # noqa: SIM105  contextlib would take longer to import
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # this disk has no locks, and none may say that it is alone
         frozen = {"JITKERN_COMPILE": "never"} if mode == "frozen" else {}  # an outer one set it
         self._outer = environment.get(events.FOLDER)  # of a run that this one is part of
         modes = {mode, environment.get(events.MODE, "")}
@@ -66,6 +72,20 @@ class RunningCommand(command_room.ChildCommand):
                 open(f"{name}{USED}", "w").close()  # its time is that of the last use
         return True
 
+    def is_alone(self) -> bool:
+        """Return whether no other run with this cache goes on, as far as can be told."""
+        folder, own = os.path.split(self.scratch)
+        try:
+            for name in {*os.listdir(folder)} - {own}:
+                other = os.open(f"{folder}/{name}", os.O_RDONLY)
+                try:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                finally:
+                    os.close(other)
+        except OSError:
+            return False
+        return True
+
     def close(self) -> None:
         """Delete what the processes noted, hand it to an outer run, and take signals again."""
         try:
@@ -80,6 +100,7 @@ class RunningCommand(command_room.ChildCommand):
             os.rmdir(self.scratch)
         except OSError:
             pass  # a process that outlives the command notes something right now
+        os.close(self._lock)
         super().close()
 
 

@@ -83,9 +83,10 @@ K = int(open(__file__ + '.txt').read())
     "an overload": ("""
 from numba.extending import overload
 def f(x): ...
+NAMES = {{"alpha", "beta", "gamma"}}
 @overload(f)
 def of_f(x):
-    return lambda x: x * {0}
+    return NAMES and (lambda x: x * {0})
 """, "helper.f(x)", (10, 20)),
     "an intrinsic": ("""
 from numba.extending import intrinsic

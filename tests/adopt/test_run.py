@@ -297,6 +297,8 @@ def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     this.keep()
     file.write_bytes(b"damaged")
     later = file.stat().st_ctime_ns + 1
+    this.keep(1.0, later, failed=True)  # while the command runs
+    assert not told and file.exists()
     this.keep(began=later)
     assert told == [f"{file}: {folders.DIFFERS}"] and file.exists()
     this.keep(began=later, failed=True)
@@ -305,6 +307,24 @@ def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     assert file.read_bytes() == b"1"
     file.write_bytes(b"2")
     this.keep(began=file.stat().st_ctime_ns)
+    assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
+    file.write_bytes(b"1")  # of an earlier entry
+    this.keep(began=file.stat().st_ctime_ns + 1, failed=True)
+    assert file.exists() and not told[2:]
+
+
+def test_what_another_run_goes_on_with_is_not_deleted(run, cache_dir, tmp_path):
+    write = "mkdir -p $CUPY_CACHE_DIR; echo {} > $CUPY_CACHE_DIR/x; {}"
+    run(command=("sh", "-c", write.format(1, "true")))
+    words = [sys.executable, "-m", "jitkern", "run", "--", "sh", "-c"]
+    other = subprocess.Popen(
+        [*words, write.format(2, "echo; cat")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    other.stdout.readline()
+    assert folders.DELETED not in run(command=("false",)).stderr
+    [file] = cache_dir.glob("v1/run/*/cupy-*/x")
+    assert file.read_text() == "2\n"
+    other.communicate(b"")
     assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
 
 
@@ -718,6 +738,7 @@ words = ["cc", "-c", "answer.c"]
 for start in (
     lambda: subprocess.run(words),
     lambda: subprocess.run(map(str, words)),
+    lambda: subprocess.Popen(words, -1, None, None, None, None, None, True, False, None, {**os.environ}).wait(),
     lambda: subprocess.run("cc -c answer.c", shell=True),
     lambda: subprocess.run("cc -c missing.c || cc -c answer.c", shell=True),
     lambda: subprocess.run(["bash", "-c", "cd . && cc -c answer.c"]),
@@ -734,7 +755,7 @@ for start in (
 
 def test_a_compiler_is_counted_once_however_it_is_started(run, folder):
     (folder / "starts.py").write_text(STARTS)
-    assert "cc 9 (" in run(command=(sys.executable, "starts.py")).stderr
+    assert "cc 10 (" in run(command=(sys.executable, "starts.py")).stderr
     (folder / "answer.o").unlink()
     assert (
         "compiled: nothing; refused: "
