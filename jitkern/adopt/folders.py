@@ -150,9 +150,7 @@ class Folder:
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            since = {
-                path: files[path].st_ctime_ns - began for path, differs in fresh.items() if differs
-            }
+            since = {p: files[p].st_ctime_ns - began for p, differs in fresh.items() if differs}
             over = {self._unit(p) for p in since if not settled and (failed or since[p] < -UNKEPT)}
             differ = {self._unit(path): DIFFERS for path in since} | dict.fromkeys(over, DELETED)
             reasons = {u: self._why_not(paths, files, fresh, settled) for u, paths in new.items()}
@@ -187,13 +185,11 @@ class Folder:
         every: dict[str, set[object]] = defaultdict(set)
         units: set[str] = set()
         for _, stored in self._stored():
-            found = {path: file.marks for path, file in stored.items()}
-            newest |= {
-                path: marks for path, marks in found.items() if self._unit(path) not in units
-            }
-            units |= {self._unit(path) for path in found}
-            for path, marks in found.items():
-                every[path] |= marks
+            for path, file in stored.items():
+                every[path] |= file.marks
+                if self._unit(path) not in units:
+                    newest[path] = file.marks
+            units |= {self._unit(path) for path in stored}
         fresh = self._unknown(files, newest)
         old = {p: files[p] for p in fresh if p in every and files[p].st_ctime_ns < began}
         differ = {*self._unknown(old, every)}
@@ -225,9 +221,8 @@ class Folder:
             key = Key(inputs, digest_of(inputs), self._label)
             times = {number: stamps[path][1] for path, number in numbers.items()}
             meta = {"files": {n: path for path, n in numbers.items()}, "times": times}
-            self._cache.remove(
-                self._cache.root / VERSION / self._target / key.name
-            )  # if it is older
+            older = self._cache.root / VERSION / self._target / key.name
+            self._cache.remove(older)
             self._cache.publish(key, staging, Manifest(inputs, meta=meta))
         size = sum(stamp[0] for stamp in stamps.values())
         return done._replace(files=done.files + len(paths), bytes=done.bytes + size)

@@ -205,10 +205,8 @@ class Run:
             with contextlib.suppress(OSError):
                 programs.update([] if events.TOOLS in folder else os.listdir(folder))
         names = sorted(filter(re.compile(events.COMPILERS).fullmatch, programs))
-        script = (
-            f"import sys; sys.path.insert(0, {str(_HERE)!r}); import shim; sys.exit(shim.main())"
-        )
-        words = [sys.executable, "-SI", "-c", script]
+        main = f"import sys; sys.path.insert(0, {str(_HERE)!r}); import shim; sys.exit(shim.main())"
+        words = [sys.executable, "-SI", "-c", main]
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$0" "$@"\n'
         name = f"{events.TOOLS}{hashlib.sha256(f'{names} {text}'.encode()).hexdigest()[:16]}"
         place: Path | None = self._caches.parent

@@ -14,7 +14,7 @@ import pytest
 from helpers import REPOSITORY
 
 from jitkern import cache_tools
-from jitkern.adopt import folders
+from jitkern.adopt import events, folders
 from jitkern.adopt.run import Run
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import NAME, Manifest
@@ -751,6 +751,24 @@ for start in (
     except RuntimeError:
         pass
 """
+
+
+@pytest.mark.parametrize(
+    ("command", "tool"),
+    [
+        (["/opt/bin/x86_64-linux-gnu-g++-12", "-c", "x.cc"], "x86_64-linux-gnu-g++-12"),
+        (["bash", "-c", "nvcc x.cu"], "nvcc"),
+        ("/usr/bin/gcc -c 'x y.c' 2>&1", "gcc"),
+        ("gcc -c x.c || true", ""),  # which the shim sees
+        ("cd build && /usr/bin/gcc -c x.c", ""),
+        ("gcc --version", ""),
+        ("gcc 'x.c", ""),
+        (Path("gcc"), ""),
+        ("", ""),
+    ],
+)
+def test_commands_that_compile_are_told_from_others(command, tool):
+    assert events.compile_in(command)[0] == tool
 
 
 def test_a_compiler_is_counted_once_however_it_is_started(run, folder):
