@@ -38,7 +38,7 @@ BUDGETS = {
     "compilers": 5403,
     "loading": 645,
     "jit": 828,
-    "adopt": 1916,
+    "adopt": 1918,
     "launch": 3268,
     "trace": 2795,
     "runtime": 3260,

@@ -70,17 +70,16 @@ def ended(tool: str, what: str, where: str, started: float) -> None:
 def compile_in(words: Any) -> tuple[str, str]:
     """Return the compiler that a command starts to compile, and the source; "" for other ones.
 
-    Of texts for a shell, one command without operators is read, or the first one if it is a path:
-    the shims see what others start.
+    Of texts for a shell, one command is read: the shims see what the others start.
     """
     import re  # where something is started, and not at the start of each process
     import shlex
 
     if isinstance(words, (str, bytes, os.PathLike)):
-        text = os.fsdecode(words)
-        first = re.split(r"[|&;<>()$`\n]", text)[0]
+        text = re.sub(r"(^|\s)\d*(>>?|<)&?\s*[\w./-]+", " ", os.fsdecode(words)).strip()
+        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
         try:
-            words = shlex.split(first) if first == text or os.path.isabs(first.strip()) else ()
+            words = () if re.search(r"[|&;<>()`\n]", unquoted) else shlex.split(text)
         except ValueError:
             words = ()  # the shell finds the quote without an end
     words = [os.fsdecode(word) for word in words or ()]

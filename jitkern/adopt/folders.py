@@ -40,7 +40,6 @@ BATCH = 1 << 20  # bytes of an entry, about: what a bundle of a remote takes
 PER_FILE = 2048  # bytes that a file counts for beside its own
 DIFFERS = "it differs from its entry, and this run has not written it"
 DELETED = f"{DIFFERS}: it is deleted, and laid again at the next start"
-UNKEPT = 600 * 10**9  # nanoseconds after which a run that still goes on has kept what it wrote
 Files = Mapping[str, os.stat_result]  # by path
 LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
@@ -129,13 +128,13 @@ class Folder:
                 laid += self._write(entry, lacking) if entry else 0
         return laid
 
-    def keep(self, settled: float = 0.0, began: int = 0, *, failed: bool = False) -> Kept:
+    def keep(self, settled: float = 0.0, began: int = 0, lost: int = 0) -> Kept:
         """Publish what is new as entries, and return what it was. Raises CacheError.
 
         settled: seconds since the last change of a file before it counts as whole. began: when the
-        run began, in nanoseconds, by the clock of this disk. What differs from its entry and was
-        not written since is damaged, or of another run: it is left out, and deleted if no run that
-        still goes on can have written it, or if the command has failed.
+        run began, in nanoseconds, by the clock of this disk: what differs from its entry, and was
+        not written since, is damaged or of another run, and left out. lost: it is deleted if it was
+        written before this time.
         """
         if self.path.is_dir():
             with contextlib.suppress(OSError):
@@ -150,9 +149,9 @@ class Folder:
             for path in files:
                 units[self._unit(path)].append(path)
             new = {u: paths for u, paths in units.items() if not fresh.keys().isdisjoint(paths)}
-            since = {p: files[p].st_ctime_ns - began for p, differs in fresh.items() if differs}
-            over = {self._unit(p) for p in since if not settled and (failed or since[p] < -UNKEPT)}
-            differ = {self._unit(path): DIFFERS for path in since} | dict.fromkeys(over, DELETED)
+            doubtful = [path for path, differs in fresh.items() if differs]
+            over = {self._unit(path) for path in doubtful if files[path].st_ctime_ns < lost}
+            differ = {self._unit(path): DIFFERS for path in doubtful} | dict.fromkeys(over, DELETED)
             reasons = {u: self._why_not(paths, files, fresh, settled) for u, paths in new.items()}
             reasons |= differ
             for unit in over:

@@ -220,8 +220,8 @@ def _key_numba_by_content(caching: Any) -> None:
         return digest(_content(value, frozenset(), caching.dumps, {}))
 
     def plain(value: Any) -> bytes:
-        known = isinstance(value, (int, float, complex, str, bytes))
-        return repr(value if known else type(value)).encode()
+        text = _text(value)
+        return (repr(type(value)) if " at 0x" in text else text).encode()
 
     @functools.lru_cache(maxsize=1)
     def overloads(_: int) -> str:

@@ -31,6 +31,7 @@ from jitkern.named_tuple import NamedTuple
 
 _ROOM = 1 << 16  # bytes that a cache must have room for
 EVERY = 300.0  # seconds between two times that what is new is kept, while the command runs
+UNKEPT = 600 * 10**9  # nanoseconds after which a run that still goes on has kept what it wrote
 SETTLED = 10.0  # seconds without a change before a file counts as whole, while the command runs
 _HERE = Path(__file__).parent
 Tell = Callable[[str], object]
@@ -119,7 +120,8 @@ class Run:
             if not command.left_nothing():
                 paths = [str(folder.path) for folder in self.folders]
                 newest = [(path, start.newest(path)) for path in paths]
-                self.keep(began=command.began, failed=code != 0 and command.is_alone())
+                lost = command.began - (0 if code else UNKEPT)
+                self.keep(began=command.began, lost=lost if command.is_alone() else 0)
                 folders.sweep(self.cache, max_size=settings.max_size, max_age=settings.max_age)
                 self._leave_note(newest, command)
         finally:
@@ -132,14 +134,14 @@ class Run:
             self._laid, self._kept, [*self._left_out],
         )  # fmt: skip
 
-    def keep(self, settled: float = 0.0, began: int = 0, *, failed: bool = False) -> None:
+    def keep(self, settled: float = 0.0, began: int = 0, lost: int = 0) -> None:
         """Publish what is new in the folders, as far as the cache can be written.
 
         The arguments are those of `Folder.keep`.
         """
         for folder in self.folders:
             try:
-                done = folder.keep(settled, began, failed=failed)
+                done = folder.keep(settled, began, lost)
             except CacheError as e:
                 self._tell(f"what {folder.jit.name} compiled is not kept: {e}")
                 self._left_out[f"{folder.jit.name}: {e}"] = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SOON, LATE = 0.1, 1.0  # seconds after which `run` is imported, and takes over
 MODES = {"--frozen": "frozen", "--warn": "warn"}
 QUIET = ("-q", "--quiet")
+LOCK = "lock"  # in the folder of a run, held while it goes on
 USED = ".used"  # behind the name of a folder: a file whose time is that of its last use
 begun: list[RunningCommand] = []  # what runs already when `run` is imported
 
@@ -47,7 +48,7 @@ class RunningCommand(command_room.ChildCommand):
         self.scratch = os.path.join(version, "tmp", os.urandom(16).hex())  # swept as staging is
         os.mkdir(self.scratch, 0o700)
         self.began = os.stat(self.scratch).st_mtime_ns  # by the clock of that disk
-        self._lock = os.open(self.scratch, os.O_RDONLY)
+        self._lock = os.open(f"{self.scratch}/{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
         try:  # noqa: SIM105  contextlib would take longer to import
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError:
@@ -77,11 +78,12 @@ class RunningCommand(command_room.ChildCommand):
         folder, own = os.path.split(self.scratch)
         try:
             for name in {*os.listdir(folder)} - {own}:
-                other = os.open(f"{folder}/{name}", os.O_RDONLY)
-                try:
-                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                finally:
-                    os.close(other)
+                if os.path.exists(f"{folder}/{name}/{LOCK}"):
+                    other = os.open(f"{folder}/{name}/{LOCK}", os.O_RDWR)
+                    try:
+                        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    finally:
+                        os.close(other)
         except OSError:
             return False
         return True

@@ -83,10 +83,10 @@ K = int(open(__file__ + '.txt').read())
     "an overload": ("""
 from numba.extending import overload
 def f(x): ...
-NAMES = {{"alpha", "beta", "gamma"}}
+NAMES = {{"alpha": {0}, "beta": {{"gamma"}}}}
 @overload(f)
 def of_f(x):
-    return NAMES and (lambda x: x * {0})
+    return (None, lambda x: x, lambda x: x * 2)[NAMES["alpha"]]
 """, "helper.f(x)", (10, 20)),
     "an intrinsic": ("""
 from numba.extending import intrinsic

@@ -297,11 +297,11 @@ def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     this.keep()
     file.write_bytes(b"damaged")
     later = file.stat().st_ctime_ns + 1
-    this.keep(1.0, later, failed=True)  # while the command runs
+    this.keep(1.0, later)  # while the command runs
     assert not told and file.exists()
     this.keep(began=later)
     assert told == [f"{file}: {folders.DIFFERS}"] and file.exists()
-    this.keep(began=later, failed=True)
+    this.keep(began=later, lost=later)
     assert told[1:] == [f"{file}: {folders.DELETED}"] and not file.exists()
     this.lay()
     assert file.read_bytes() == b"1"
@@ -309,7 +309,8 @@ def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     this.keep(began=file.stat().st_ctime_ns)
     assert len([*cache_dir.glob("v1/*/run.cupy*")]) == 2
     file.write_bytes(b"1")  # of an earlier entry
-    this.keep(began=file.stat().st_ctime_ns + 1, failed=True)
+    later = file.stat().st_ctime_ns + 1
+    this.keep(began=later, lost=later)
     assert file.exists() and not told[2:]
 
 
@@ -762,6 +763,9 @@ for start in (
         ("gcc -c x.c || true", ""),  # which the shim sees
         ("cd build && /usr/bin/gcc -c x.c", ""),
         ("gcc --version", ""),
+        ("/usr/bin/gcc 2>&1 --version", ""),
+        ("2>/dev/null '/usr/bin/gcc' -DX='f(1)' $FLAGS -c x.c\n", "gcc"),
+        ("/usr/bin/gcc -c x.c; gcc -c y.c", ""),
         ("gcc 'x.c", ""),
         (Path("gcc"), ""),
         ("", ""),
