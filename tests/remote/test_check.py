@@ -93,6 +93,7 @@ def test_doctor_checks_remotes_and_shows_no_password(filled, cli, tmp_path, monk
     with Server(static(filled[0])) as server:
         secret = server.url.replace("127", "me:hunter2@127")
         monkeypatch.setenv("JITKERN_REMOTE", secret)
+        monkeypatch.setenv("JITKERN_REMOTE_TIMEOUT", "60")  # this machine may be busy
         monkeypatch.setenv(
             "XDG_CONFIG_HOME", str(settings_file(tmp_path, trusted_remotes=[server.url]))
         )
