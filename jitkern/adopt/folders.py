@@ -45,9 +45,9 @@ LARGEST_FILE = 512 << 20  # bytes; what is larger stays where it is
 
 
 class Kept(NamedTuple):
-    """What is in the folder of a JIT: the files of new entries, and paths left out with reasons.
+    """How much of a JIT's folder new entries hold, and what was left out, with the reasons.
 
-    differ: those of them that may be damaged.
+    differ: what was left out since it may be damaged.
     """
 
     files: int = 0
@@ -201,7 +201,8 @@ class Folder:
             marks = known.get(path, set())
             with contextlib.suppress(OSError):  # removed meanwhile
                 same = marks and (_stamp(status) in marks or digest(self.path / path) in marks)
-                found += [] if same else [path]
+                if not same:
+                    found.append(path)
         return found
 
     def _publish(self, paths: list[str], done: Kept) -> Kept:

@@ -112,7 +112,8 @@ class Run:
         command = start.begun.pop() if start.begun else self._begin()
         try:
             while (code := command.wait(time.monotonic() + EVERY)) is None:
-                os.utime(command.scratch)  # it is in use
+                with contextlib.suppress(OSError):  # the cache was deleted
+                    os.utime(command.scratch)  # it is in use
                 # In a thread: a signal must not wait.
                 arguments = SETTLED, command.began
                 threading.Thread(target=self.keep, args=arguments, daemon=True).start()

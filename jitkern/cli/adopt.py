@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     for jit in rows:
         for place in [args.folder] if args.folder else _places(jit):
             done = Folder(cache, machine, jit, place).keep()
-            found.append({"jit": jit.name, "folder": str(place), **done._asdict()})
+            told = {"files": done.files, "bytes": done.bytes, "left_out": done.left_out}
+            found.append({"jit": jit.name, "folder": str(place), **told})
             would = "would be " * args.dry_run
             files = f"{counted(done.files, 'file')} {would}adopted, {human_bytes(done.bytes)}"
             print(f"{jit.name}  {place}  {files}", file=sys.stderr)

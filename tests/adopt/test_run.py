@@ -314,6 +314,18 @@ def test_a_file_that_this_run_has_not_written_is_not_kept(cache_dir):
     assert file.exists() and not told[2:]
 
 
+def test_a_cache_that_is_deleted_meanwhile_costs_no_run(cache_dir):
+    script = f"""
+from jitkern.adopt import run
+run.EVERY = 0.05
+print(run.Run(["sh", "-c", "rm -rf {cache_dir}; sleep 0.5; exit 3"]).execute().code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, "Traceback" in done.stderr) == ("3\n", False), done.stderr
+
+
 def test_what_another_run_goes_on_with_is_not_deleted(run, cache_dir, tmp_path):
     write = "mkdir -p $CUPY_CACHE_DIR; echo {} > $CUPY_CACHE_DIR/x; {}"
     run(command=("sh", "-c", write.format(1, "true")))
