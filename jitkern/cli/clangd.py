@@ -56,8 +56,7 @@ def _command(op: Op, device: str, source: Source, path: Path) -> dict[str, Any]:
     compiler = compiler_for(unit)
     flags = compiler.flags(unit, compiler.target(unit, target))
     if isinstance(unit, Cpp):
-        settings = config.current()
-        tool = [*shlex.split(settings.cc if unit.is_c else settings.cxx), *flags]
+        tool = [*shlex.split(config.current().cxx), *flags]
     else:
         headers = [f"-isystem{folder}" for folder in toolkit.include_directories()]
         tool = [*_CLANG, *flags, *headers]

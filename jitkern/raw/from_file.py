@@ -98,7 +98,7 @@ class CudaKernel(FileKernel):
 
 
 class CppKernel(FileKernel):
-    """A function of a `.cpp` or `.c` file, which runs on the CPU."""
+    """A function of a `.cpp` file, which runs on the CPU."""
 
     device = "cpu"
 
@@ -158,7 +158,7 @@ def cpp_kernel(
     openmp: bool = False,
     target: Target | str | None = None,
 ) -> CppKernel:
-    """Return a function of a C or C++ file that returns nothing, to be called on CPU tensors.
+    """Return a function of a C++ file that returns nothing, to be called on CPU tensors.
 
     The function may be `extern "C"`, plain C++ or a template; for the parameters see `cuda_kernel`
     and `Cpp`. Raises DeclarationError.

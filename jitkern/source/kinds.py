@@ -349,7 +349,7 @@ class Cuda(Source):
 
 
 class Cpp(Source):
-    """C or C++ for the CPU: functions and templates over raw pointers, no Torch header.
+    """C++ for the CPU: functions and templates over raw pointers, no Torch header.
 
     Of several files, the file that defines a kernel is compiled for it.
 
@@ -358,7 +358,7 @@ class Cpp(Source):
     """
 
     kind: ClassVar[str] = "cc"
-    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
+    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx")
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     runs: ClassVar[str] = HOST
     compiler: ClassVar[str] = "jitkern.compilers.cpp.cc:Cc"
@@ -375,11 +375,6 @@ class Cpp(Source):
         super().__init__(files, **rest)
         self.native = true_or_false("native", native)
         self.openmp = true_or_false("openmp", openmp)
-
-    @property
-    def is_c(self) -> bool:
-        """Whether the files are C rather than C++."""
-        return self.files[0].endswith(".c")
 
 
 class Triton(Source):

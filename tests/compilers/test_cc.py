@@ -94,50 +94,6 @@ def test_the_artifact_runs(build):
     assert value.value == 42
 
 
-def test_plain_c(build):
-    text = "#include <stdint.h>\nvoid k(float *restrict y, const double *x, int64_t n, unsigned char c, void *p) { y[0] = x[n - 1] + c; }"
-    assert parameters(build(text, name="k.c")) == ["*f32", "*f64", "i64", "u8", "*"]
-
-
-IN_C = """
-#include <stddef.h>
-#include <stdbool.h>
-typedef float real;
-typedef real row[4];
-enum color { RED };
-typedef struct { int a; } pair;
-struct no;
-#define MAKE(name) void name(real *x) { *x = 1; }
-MAKE(made)
-void typedefs(const real *x, volatile real *y, size_t n, real v, row r, bool b, enum color c) {}
-void arrays(int n, float x[][4], const double y[3], short z[2][3][4], float w[n][n]) {}
-void others(float **x, const void *const *y, void (*f)(int), pair p, pair *q, struct no *r, double _Complex *z) {}
-void old(x, n) float *x; long n; {}
-void none(void) {}
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("function", "codes"),
-    [
-        ("made", ["*f32"]),
-        ("typedefs", ["*f32", "*f32", "u64", "f32", "*f32", "bool", "u32"]),
-        ("arrays", ["i32", "*f32", "*f64", "*i16", "*f32"]),
-        ("others", ["*i64", "*i64", "*", "", "*", "*", "*"]),
-        ("old", ["*f32", "i64"]),
-        ("none", []),
-    ],
-)
-def test_c_types_are_what_the_compiler_takes_them_for(build, function, codes):
-    flags = ["-Wall", "-Wextra", "-Werror", "-Wno-old-style-declaration", "-Wno-unused-parameter"]
-    assert parameters(build(IN_C, function, name="k.c", flags=flags)) == codes
-
-
-def test_a_static_function_of_c_is_a_kernel(build):
-    assert written(build("static void k(int *x) { *x = 7; }", name="k.c")) == 7
-
-
 def test_cpp_types_are_what_the_compiler_takes_them_for(build):
     entry = build(
         """
@@ -150,18 +106,10 @@ def test_cpp_types_are_what_the_compiler_takes_them_for(build):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["k.c", "k.cpp"])
 @pytest.mark.parametrize("dtype", ["i64", "u8", "i8", "u32", "f64", "bool"])
-def test_a_dtype_is_one_word_as_a_macro(build, dtype, name):
-    text = (
-        "void k(T *x) { x[0] = T(1); }" if name == "k.cpp" else "void k(T *x) { T y = 1; *x = y; }"
-    )
-    assert parameters(build(text, template=(("T", dtype),), name=name)) == [f"*{dtype}"]
-
-
-def test_a_bool_is_a_number_in_c(build):
-    text = "#if !YES || NO\n#error\n#endif\nvoid k(int *x) {}"
-    build(text, template=(("YES", True), ("NO", False)), name="k.c")
+def test_a_dtype_is_one_word_as_a_macro(build, dtype):
+    text = "void k(T *x) { x[0] = T(1); }"
+    assert parameters(build(text, template=(("T", dtype),))) == [f"*{dtype}"]
 
 
 def test_a_function_in_a_namespace_is_not_its_twin(build):
@@ -206,12 +154,9 @@ def test_an_undefined_macro_names_it(build):
         build('extern "C" void k(T* x) {}')
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("k.cpp", 'extern "C" void k(int* x) {}'), ("k.c", "void k(int* x) {}")]
-)
-def test_a_missing_function_lists_what_there_is(build, name, text):
+def test_a_missing_function_lists_what_there_is(build):
     with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
-        build(f"{text}  // no other", function="other", name=name)
+        build('extern "C" void k(int* x) {}', function="other")
 
 
 @pytest.mark.parametrize(
@@ -558,12 +503,10 @@ def test_macros_of_the_source_may_have_any_name(build):
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang")
-def test_clang_compiles_cpp_and_says_that_c_needs_gcc(build):
+def test_clang_compiles(build):
     with config.using(cc="clang", cxx="clang++"):
         entry = build('extern "C" void k(int *x) { *x = 3; }')
         assert "clang" in entry.manifest.compiler["version"] and written(entry) == 3
-        with pytest.raises(CompilerNotFound, match="`clang` is clang: set CC=gcc"):
-            build("void k(int *x) { *x = 3; }", name="k.c")
 
 
 def test_generated_code_brings_its_compilers_helpers():

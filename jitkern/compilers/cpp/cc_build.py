@@ -1,4 +1,4 @@
-"""Compile a kernel with the C compiler, along with a probe that lists its parameter types."""
+"""Compile a kernel with the C++ compiler, along with a probe that lists its parameter types."""
 
 from __future__ import annotations
 
@@ -43,26 +43,15 @@ def build(
     assert isinstance(source, Cpp)
     check_platform(variant.op, target)
     dependencies.refuse_profiles(source.flags, variant.op)
-    tool = tool_of(source)
+    tool = config.current().cxx
     compiler = identity(tool)
     folder = staging / "build"
     folder.mkdir()
     gcc = "clang" not in compiler["version"]
-    if source.is_c and not gcc:
-        raise CompilerNotFound(
-            f"{variant.op} for {target}: only gcc lists the parameters of C functions, and "
-            f"`{tool}` is clang: set CC=gcc, or write the kernel as a .cpp file",
-            remedy="set CC=gcc",
-        )
     listed = dependencies.listing(_UNIT, gcc=gcc)
     unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
     address, macros = functions.instantiated(variant, unit.text, closure)
-    if source.is_c:
-        unit.compile("", macros, "-fsyntax-only", "-aux-info", "prototypes")
-        listing = (folder / "prototypes").read_text(errors="replace")
-        unit.compile(parameter_types.probe_of_c(variant, macros, listing), macros)
-    else:
-        unit.compile(parameter_types.probe(address, macros), macros)
+    unit.compile(parameter_types.probe(address, macros), macros)
     files = dependencies.in_folder(folder, [_UNIT])
     dependencies.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
@@ -114,12 +103,6 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
         "-o", "out.so", unit.name,
         *(["-Wl,-z,defs"] if source.others else []),
     ]  # fmt: skip
-
-
-def tool_of(source: Source) -> str:
-    """The compiler that the settings name for the language of a source."""
-    assert isinstance(source, Cpp)
-    return config.current().cc if source.is_c else config.current().cxx
 
 
 def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
@@ -179,5 +162,5 @@ def identity(tool: str) -> dict[str, str]:
         kind = "C" if tool == config.current().cc else "C++"
         raise CompilerNotFound(f"no {kind} compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
     command = [path, *shlex.split(tool)[1:], "--version"]
-    process = run(command, source=Cpp("x.c"), folder=Path(path).parent)
+    process = run(command, source=Cpp("x.cpp"), folder=Path(path).parent)
     return {"name": "cc", "version": process.stdout.partition("\n")[0].strip()}

@@ -1,4 +1,4 @@
-"""The function of a variant in a C, C++ or CUDA file, and hints if it is missing.
+"""The function of a variant in a C++ or CUDA file, and hints if it is missing.
 
 Template arguments have names here, and are put into the order of the template's parameters.
 """
@@ -15,9 +15,8 @@ from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
 from jitkern.source.defining_file import elsewhere
 from jitkern.source.dtypes import DTYPES, Constant
-from jitkern.source.kinds import Cpp, Variant
+from jitkern.source.kinds import Variant
 
-_IN_C = {"true": "1", "false": "0", "bool": "_Bool"}
 _TYPES = {  # the word read as the name of a parameter that has no name
     "typename", "class", "auto", "bool", "char", "short", "int", "long", "signed", "unsigned",
     "size_t", "int32_t", "int64_t", "uint32_t", "uint64_t",
@@ -118,7 +117,7 @@ def hint(variant: Variant, text: str, output: str) -> str:
         return overloads
     return (
         missing_function(variant, (f for f in functions if f.defined))
-        or _missing_half_header(variant, text, output)
+        or _missing_half_header(text, output)
         or _missing_argument(variant, output)
     )
 
@@ -137,11 +136,9 @@ def _missing_argument(variant: Variant, output: str) -> str:
     )
 
 
-def _missing_half_header(variant: Variant, text: str, output: str) -> str:
-    """A hint for a 16-bit type without its header, or in C, which has none; or ""."""
+def _missing_half_header(text: str, output: str) -> str:
+    """A hint for a 16-bit type without its header, or ""."""
     unknown = re.search(r"error: .*?\b(b?float16)\b(?!\.)", output)
-    if isinstance(variant.source, Cpp) and variant.source.is_c and (unknown or "float16.h" in text):
-        return "C has no 16-bit floating-point types: name the file `.cpp`, and make it C++"
     if not unknown or "float16.h" in text:
         return ""
     return f'`{unknown[1]}` comes from a header of jitkern, for C++: #include "float16.h"'
@@ -159,7 +156,4 @@ def _spelled(variant: Variant, name: str, value: Constant) -> str:
 def _macro(variant: Variant, name: str, value: Constant) -> str:
     """A template argument as a macro of one word, so that `T(x)` is an expression."""
     spelled = _spelled(variant, name, value)
-    assert isinstance(variant.source, Cpp)
-    if variant.source.is_c:
-        spelled = _IN_C.get(spelled, spelled)
     return f"jitkern_{value}" if spelled in _NAMED.values() else spelled

@@ -1,4 +1,4 @@
-"""A probe that tells the parameter types of a C or C++ function, and calls it.
+"""A probe that tells the parameter types of a C++ function, and calls it.
 
 It is appended to the source. The compiler writes the types into the artifact. FUNCTION takes an
 array of addresses, and calls the function with the values there. All names of the probe begin with
@@ -7,16 +7,11 @@ array of addresses, and calls the function with the values there. All names of t
 
 from __future__ import annotations
 
-import itertools
-import re
 import string
 from collections.abc import Iterable
 
-from jitkern.compilers.result import no_function
-from jitkern.errors import CompileError
-from jitkern.source import cpp_text
 from jitkern.source.dtypes import DTYPES, SYNONYMS
-from jitkern.source.kinds import FUNCTION, Variant
+from jitkern.source.kinds import FUNCTION
 
 NO_RESULT = "a kernel function returns nothing"
 _MARK = b"jitkern parameters:"
@@ -24,9 +19,6 @@ _LETTERS = dict(zip(DTYPES, string.ascii_lowercase))  # by which a probe writes 
 _CODES = {letter: code for code, letter in _LETTERS.items()} | {"?": ""}
 _SYNONYMS = {name: _LETTERS[code] for name, code in SYNONYMS.items()}
 _IN_CPP = {d.host: _LETTERS[code] for code, d in DTYPES.items() if d.host} | _SYNONYMS
-_IN_C = {
-    "_Bool" if code == "bool" else d.host: _LETTERS[code] for code, d in DTYPES.items() if d.ctype
-} | _SYNONYMS
 _ADDRESS = _LETTERS["i64"]
 _KEPT = '__attribute__((used, visibility("default")))'
 # A pointer to pointers counts as a pointer to addresses.
@@ -84,24 +76,6 @@ extern "C" {_KEPT} void {FUNCTION}(void** jk_a) {{
   jitkern_probe::jk_list<decltype(%s)>::jk_enter(%s, jk_a);
 }}
 """
-# C cannot take a function's type apart, so a second function gets the same parameters, as gcc lists
-# them, and a structure has them as members. An array of unknown size is compatible with every array
-# of its elements. The 3 stops warnings.
-_PROBE_OF_C = f"""
-# 1 "jitkern probe" 3
-%s
-#define jitkern_pointer(x) (__builtin_classify_type(x) == 5 ? '*' : '-')
-#define jitkern_type(x) _Generic((x), %s default: '?')
-{_KEPT} void {FUNCTION}(void **jk_a) {{
-  struct {{ %s }} jk_p;
-  %s
-  (void)jk_a, (void)jk_p;
-  %s(%s);
-}}
-__attribute__((used)) static void jitkern_parameters(%s) {{
-  __attribute__((used)) static const char text[] = {{%s, 0}};
-}}
-"""
 
 
 def probe(address: str, macros: Iterable[str]) -> str:
@@ -110,57 +84,6 @@ def probe(address: str, macros: Iterable[str]) -> str:
         f"template <> constexpr char jk_code<{name}> = '{code}';" for name, code in _IN_CPP.items()
     )
     return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address, address)
-
-
-def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
-    """The same probe for C. Raises CompileError.
-
-    listing: the prototypes that gcc's -aux-info wrote.
-    """
-    name = re.escape(variant.function)
-    match = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
-    if not match:
-        defined = cpp_text.functions_in(cpp_text.read(variant.source.paths[0]))
-        functions = (function for function in defined if function.defined)
-        raise CompileError(f"{variant.op}: {no_function(variant, functions)}", op=variant.op)
-    # gcc lists `_Complex` as the macro of <complex.h>, and sizes of variable length as none
-    parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", match.group(1))
-    parameters = re.sub(r"(?:\[[^][]*\])+", "[]", parameters)
-    names = re.findall(r"\w+", match.group(2))
-    codes = (f"jitkern_{part}({name})" for part in ("pointer", "type") for name in names)
-    text = ", ".join([_characters(_MARK), *codes])
-    kinds = " ".join(_associations())
-    members = "; ".join([*_apart(parameters if names else ""), ""])
-    read = " ".join(
-        f"__builtin_memcpy((void *)&jk_p.{name}, jk_a[{i}], sizeof jk_p.{name});"
-        for i, name in enumerate(names)
-    )
-    passed = ", ".join(f"jk_p.{name}" for name in names)
-    head = _undefined(macros), kinds, members, read, variant.function, passed
-    return _PROBE_OF_C % (*head, parameters, text)
-
-
-def _apart(parameters: str) -> list[str]:
-    """Split a list of parameters at its commas outside of parentheses."""
-    parts, depth = [""], 0
-    for letter in parameters:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _associations() -> Iterable[str]:
-    """The cases of `_Generic`: one for each type of a parameter."""
-    for name, code in _IN_C.items():
-        yield f"{name}: '{code}',"
-        for qualifiers in ("", "const ", "volatile ", "const volatile "):
-            yield f"{qualifiers}{name} *: '{code}', {qualifiers}{name} (*)[]: '{code}',"
-    for name in ("void", *_IN_C):
-        for one, other in itertools.product(("", "const "), repeat=2):
-            yield f"{one}{name} *{other}*: '{_ADDRESS}',"
 
 
 def _undefined(macros: Iterable[str]) -> str:
