@@ -82,7 +82,7 @@ class Runner:
                 check_strides(self.where, self.source, call, call.strides.refuses)
             self._start(self.expanded(call))
         elif self.source.runs == HOST:
-            ready.compiled.function.call(values)
+            ready.compiled.function.call(values, ready.what)
         else:
             shape = plain_geometry(call.keywords) or geometry_of(
                 ready.what, ready.compiled, call.keywords
@@ -206,7 +206,7 @@ class Runner:
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_value(what, *both) for both in zip(compiled.parameters, args)]
         if self.source.runs == HOST:
-            compiled.function.call(values)
+            compiled.function.call(values, what)
         else:
             self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
 

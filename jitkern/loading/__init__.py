@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import weakref
 from collections.abc import Iterator
@@ -46,6 +47,25 @@ def one_at_a_time(name: str) -> Iterator[None]:
         lock = _locks.setdefault(name, threading.Lock())
     with lock:
         yield
+
+
+@contextlib.contextmanager
+def kept_modes() -> Iterator[None]:
+    """A block after which floating-point numbers are computed as before it, in this thread.
+
+    A constructor of a library may change that: crtfastmath.o, which -ffast-math has linked into
+    other libraries, flushes denormals.
+    """
+    system = ctypes.CDLL(None)
+    if not hasattr(system, "fegetenv"):  # Python uses no libm
+        yield
+        return
+    modes = ctypes.create_string_buffer(64)  # fenv_t has 32 bytes on x86-64, and 8 on aarch64
+    system.fegetenv(modes)
+    try:
+        yield
+    finally:
+        system.fesetenv(modes)
 
 
 after_fork(_guard, _locks.clear)  # of the parent

@@ -15,17 +15,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jitkern import loading, source as source_room
-from jitkern.errors import DeclarationError, LoadError
-from jitkern.loading import LOADED
+from jitkern.errors import DeclarationError, LaunchError, LoadError
+from jitkern.loading import LOADED, kept_modes
 from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import CUDA, FUNCTION, Extension, Generated, Source
+from jitkern.source.kinds import CUDA, FUNCTION, TEXT, Extension, Generated, Source
 
 if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
 
 
 class HostFunction:
-    """The function FUNCTION of a loaded library, which takes an array of addresses of values."""
+    """The function FUNCTION of a loaded library, which takes an array of addresses of values.
+
+    It returns an exception of the kernel as a text (see `compilers/cpp/parameter_types.py`).
+    """
 
     def __init__(
         self, library: ctypes.CDLL, meta: dict[str, Any], reference: tuple[str, str, str]
@@ -35,7 +38,6 @@ class HostFunction:
         self.parameters: list[str] = meta["parameters"]
         self._library = library
         self._function = library[FUNCTION]
-        self._function.restype = None
         self._types = [
             ctypes.c_void_p if code[:1] == "*" else DTYPES[code].ctype
             for code in self.parameters
@@ -53,10 +55,16 @@ class HostFunction:
         """The number of parameters."""
         return len(self.parameters)
 
-    def call(self, values: list[Any]) -> None:
-        """Call the function; `values` match `parameters`."""
+    def call(self, values: list[Any], what: str) -> None:
+        """Call the function; `values` match `parameters`. Raises LaunchError for an exception.
+
+        what: the function and the op, for that error.
+        """
         slots = [kind(value) for kind, value in zip(self._types, values)]
-        self._function(self._addresses(*map(ctypes.addressof, slots)))
+        text = ctypes.create_string_buffer(TEXT)
+        if self._function(self._addresses(*map(ctypes.addressof, slots)), text):
+            said = text.value.decode(errors="replace")
+            raise LaunchError(f"{what} raised an exception: {said}", launched=1)
 
 
 def load(source: Source, entry: Entry, op: str = "") -> Any:
@@ -67,12 +75,13 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
     """
     place = str(entry.path)  # that the loader of the system is given
     try:
+        _refuse_address_sanitizer(source)
         if isinstance(source, Extension):
             return _extension(source, entry, op)
         meta = dict(entry.manifest.meta)
         if source.runs == CUDA:
             return code_of(source, entry.read(meta["artifact"]), "", meta, entry.reference)
-        with entry.loadable() as place:
+        with entry.loadable() as place, kept_modes():
             return code_of(source, b"", place, meta, entry.reference)
     except (LoadError, DeclarationError):
         raise
@@ -84,6 +93,19 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
             hint = "; name its directory in library_dirs, and link it with -Wl,-soname,NAME"
         said = str(e).replace(place, str(entry.path))
         raise LoadError(f"could not load {entry.path}: {said}{hint}", whole=bool(hint)) from e
+
+
+def _refuse_address_sanitizer(source: Source) -> None:
+    """Raise LoadError for code whose runtime would end this process: it must be loaded first."""
+    asking = [f for f in source.every_flag if f.startswith("-fsanitize=") and "address" in f]
+    if asking and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise LoadError(
+            f"{source.files[0]} is compiled with {asking[0]}, and this program was started without "
+            "the runtime of that: leave the flag out, or start the program with "
+            'LD_PRELOAD="$(gcc -print-file-name=libasan.so)"; `jitkern check` finds what a kernel '
+            "writes beyond its tensors",
+            whole=True,
+        )
 
 
 def _is_noexec(entry: Entry) -> bool:
@@ -151,8 +173,9 @@ def _extension(source: Extension, entry: Entry, op: str) -> Callable[..., Any]:
 
     meta = entry.manifest.meta
     path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
-    for library in _shared_libraries(source):
-        _load_shared(library, op)
+    with kept_modes():
+        for library in _shared_libraries(source):
+            _load_shared(library, op)
     try:
         with entry.loadable() as place:
             opened = loading.library.open_library(

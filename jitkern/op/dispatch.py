@@ -165,10 +165,11 @@ class Implementation:
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
-            if kernels.launched:
+            begun = kernels.launched + getattr(e, "launched", 0)
+            if begun:
                 self._note_changes(args, kwargs)
             if isinstance(e, JitkernError):
-                e.launched = kernels.launched or int(self._versions(args, kwargs) != before)
+                e.launched = begun or int(self._versions(args, kwargs) != before)
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)

@@ -109,7 +109,8 @@ typedef struct { /* one call of an op, as a program sees it */
   i32 launched;      /* whether a kernel was launched */
 } Call;
 
-enum { DONE, MISS, FAILED, BROKEN }; /* FAILED: before any launch; BROKEN: after one */
+/* FAILED: before any launch; BROKEN: after one; RAISED: a kernel raised an exception, whose text is in `error`. */
+enum { DONE, MISS, FAILED, BROKEN, RAISED };
 
 /* Whether Torch fills new memory, to reveal elements that nobody writes: then Python allocates. */
 static inline i32 fills(void) { return api.context && api.deterministic && api.deterministic(api.context()); }
@@ -708,8 +709,11 @@ static i32 interpret(const Program *p, Call *call) {
         passed++;
         break;
       case CALL:
-        ((void (*)(void **))call->kernels[x[0]])(parameters);
         call->launched = 1, passed = 0;
+        if (((i32 (*)(void **, char *))call->kernels[x[0]])(parameters, call->error)) {
+          code = RAISED;
+          goto ended;
+        }
         break;
       case LAUNCH: {
         i64 grid[3], block[4], options[6];

@@ -119,6 +119,29 @@ static void raise(const Op *op, const char *otherwise) {
   api.check(0, op->name, "jitkern", 0, text);
 }
 
+/* Replace what is no UTF-8 in a text: Python would raise a UnicodeDecodeError in place of it. */
+static void mend(char *text) {
+  for (unsigned char *at = (unsigned char *)text; *at;) {
+    const u32 a = at[0], b = a < 0x80 ? 0 : at[1];
+    i32 more = a < 0x80 ? 0 : a < 0xc2 ? -1 : a < 0xe0 ? 1 : a < 0xf0 ? 2 : a < 0xf5 ? 3 : -1;
+    if ((a == 0xe0 && b < 0xa0) || (a == 0xed && b > 0x9f) || (a == 0xf0 && b < 0x90) || (a == 0xf4 && b > 0x8f))
+      more = -1;
+    i32 n = 1;
+    while (n <= more && at[n] >> 6 == 2) n++;
+    if (n <= more || more < 0) *at = '?', n = 1;
+    at += n;
+  }
+}
+
+/* Throw the exception of a kernel, whose text is in `message`. */
+static void raise_of_kernel(const Op *op) {
+  char text[TEXT];
+  snprintf(text, TEXT, "%s: its kernel raised an exception: %s", op->name, message);
+  mend(text);
+  __builtin_memcpy(message, text, TEXT);
+  raise(op, "");
+}
+
 /* Ask the sibling, which takes the slot and the arguments; after an error it returns empty tensors. */
 static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
   u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
@@ -315,6 +338,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     else if (op->kinds[i] == 'V')
       for (u64 at = listed(op, stack, i); at--;) changed(item(stack, i, at));
   drop(op, stack, given);
+  if (code == RAISED) raise_of_kernel(op);
   if (code == BROKEN) {
     raise(op, "an allocation or a copy failed after a kernel was launched: the arguments that the "
               "op changes in place may be changed");

@@ -34,7 +34,7 @@ def build(tmp_path):
 def written(entry, kind=ctypes.c_int):
     """What a kernel writes to the only argument that it has."""
     value = kind()
-    load(Cpp("k.cpp"), entry).call([ctypes.addressof(value)])
+    load(Cpp("k.cpp"), entry).call([ctypes.addressof(value)], "k")
     return value.value
 
 
@@ -203,7 +203,7 @@ def test_a_template_is_instantiated_other_arguments_are_macros(build, function, 
     assert parameters(entry) == ["*f32", "*f32", "f64", "i64"]
     out, x = ctypes.c_float(), ctypes.c_float(5.0)
     values = [ctypes.addressof(out), ctypes.addressof(x), 2.0, 1]
-    load(Cpp("k.cpp"), entry).call(values)
+    load(Cpp("k.cpp"), entry).call(values, "k")
     assert out.value == 2 * 5 + 3 + 1
 
 
@@ -300,7 +300,7 @@ def compiler_that(tmp_path):
 
 
 # Lines that make a compiler of another one: its output is cut, or for AArch64, or something else.
-WRITE = 'for a in "$@"; do [ "$p" = -o ] && o=$a; p=$a; done; c++ "$@" || exit'
+WRITE = 'for a in "$@"; do [ "$p" = -o ] && o=${a%out.o}; p=$a; done; c++ "$@" || exit'
 ODD = {
     "junk": f'{WRITE}; [ -z "$o" ] || echo junk > "$o"; exit 0',
     "cut": f'{WRITE}; [ -z "$o" ] || {{ head -c 4000 "$o" > o; mv o "$o"; }}; exit 0',

@@ -51,9 +51,9 @@ static i32 launch_of(const void *config, void *kernel, void **parameters, void *
 }
 static i32 set(i32 attribute, i32 value, void *kernel, i32 device) { return (void)attribute, (void)value, (void)kernel, (void)device, 0; }
 static i32 get(i32 *value, i32 attribute, void *kernel, i32 device) { return (void)attribute, (void)kernel, (void)device, *value = 65536, 0; }
-#define ENTRY(n) static void entry##n(void **parameters) { touch(parameters, arity[n]); }
+#define ENTRY(n) static i32 entry##n(void **parameters, char *error) { touch(parameters, arity[n]); return 0; }
 ENTRY(0) ENTRY(1) ENTRY(2) ENTRY(3) ENTRY(4) ENTRY(5) ENTRY(6) ENTRY(7)
-static void (*const entries[])(void **) = {entry0, entry1, entry2, entry3, entry4, entry5, entry6, entry7};
+static i32 (*const entries[])(void **, char *) = {entry0, entry1, entry2, entry3, entry4, entry5, entry6, entry7};
 
 typedef struct { const char *kinds, *results; i32 cuda; Program program; } Seed;
 SEEDS

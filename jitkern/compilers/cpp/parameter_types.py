@@ -1,8 +1,10 @@
 """A probe that tells the parameter types of a C++ function, and calls it.
 
 It is appended to the source. The compiler writes the types into the artifact. FUNCTION takes an
-array of addresses, and calls the function with the values there. All names of the probe begin with
-`jk_`, since any other name may be a macro of the source.
+array of addresses, and calls the function with the values there. An exception ends in FUNCTION: it
+returns 1 then, with the text of the exception in TEXT bytes, else 0. The modes of floating-point
+numbers (rounding, denormals) are those of the caller again afterwards. All names of the probe begin
+with `jk_`, since any other name may be a macro of the source.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import string
 from collections.abc import Iterable
 
 from jitkern.source.dtypes import DTYPES, SYNONYMS
-from jitkern.source.kinds import FUNCTION
+from jitkern.source.kinds import FUNCTION, TEXT
 
 NO_RESULT = "a kernel function returns nothing"
 _MARK = b"jitkern parameters:"
@@ -21,10 +23,30 @@ _SYNONYMS = {name: _LETTERS[code] for name, code in SYNONYMS.items()}
 _IN_CPP = {d.host: _LETTERS[code] for code, d in DTYPES.items() if d.host} | _SYNONYMS
 _ADDRESS = _LETTERS["i64"]
 _KEPT = '__attribute__((used, visibility("default")))'
-# A pointer to pointers counts as a pointer to addresses.
+_CAUGHT = """ catch (const std::exception& jk_e) {
+    return jitkern_probe::jk_tell(jk_text, jk_e.what());
+  } catch (const char* jk_e) {
+    return jitkern_probe::jk_tell(jk_text, jk_e);
+  } catch (...) {
+    return jitkern_probe::jk_tell(jk_text, "an exception that is no std::exception");
+  }"""
+# A pointer to pointers counts as a pointer to addresses. <bits/exception.h> is libstdc++'s, and has
+# a few lines.
 _PROBE = f"""
 #line 1 "jitkern probe"
 %s
+#ifdef __EXCEPTIONS
+#if __has_include(<bits/exception.h>)
+#include <bits/exception.h>
+#else
+#include <exception>
+#endif
+#define jk_try try
+#define jk_caught {_CAUGHT.replace(chr(10), chr(92) + chr(10))}
+#else
+#define jk_try
+#define jk_caught
+#endif
 struct float16;
 struct bfloat16;
 struct float8_e4m3fn;
@@ -69,11 +91,51 @@ template <typename... jk_P> struct jk_list<void (*)(jk_P...)> {{
 }};
 template <typename... jk_P>
 struct jk_list<void (*)(jk_P...) noexcept> : jk_list<void (*)(jk_P...)> {{}};
+struct jk_modes {{  // of floating-point numbers
+#if defined __x86_64__
+  unsigned jk_sse;  // whose lowest six bits note what has happened, and stay
+  unsigned short jk_x87;
+  void jk_read() {{
+    __asm__ volatile("stmxcsr %%0" : "=m"(jk_sse));
+    __asm__ volatile("fnstcw %%0" : "=m"(jk_x87));
+  }}
+  jk_modes() {{ jk_read(); }}
+  ~jk_modes() {{
+    const unsigned jk_before = jk_sse;
+    const unsigned short jk_control = jk_x87;
+    jk_read();
+    if (jk_control != jk_x87) __asm__ volatile("fldcw %%0" : : "m"(jk_control));
+    const unsigned jk_wanted = (jk_before & ~63u) | (jk_sse & 63u);
+    if (jk_wanted != jk_sse) __asm__ volatile("ldmxcsr %%0" : : "m"(jk_wanted));
+  }}
+#elif defined __aarch64__
+  unsigned long jk_control, jk_now;
+  jk_modes() {{ __asm__ volatile("mrs %%0, fpcr" : "=r"(jk_control)); }}
+  ~jk_modes() {{
+    __asm__ volatile("mrs %%0, fpcr" : "=r"(jk_now));
+    if (jk_now != jk_control) __asm__ volatile("msr fpcr, %%0" : : "r"(jk_control));
+  }}
+#else
+  jk_modes() {{}}
+  ~jk_modes() {{}}
+#endif
+}};
+[[maybe_unused]] static int jk_tell(char* jk_to, const char* jk_text) {{
+  int jk_n = 0;
+  for (; jk_n < {TEXT} - 1 && jk_text[jk_n]; jk_n++) jk_to[jk_n] = jk_text[jk_n];
+  jk_to[jk_n] = 0;
+  return 1;
+}}
 }}
 extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
 jitkern_probe::jk_list<decltype(%s)>{{}};
-extern "C" {_KEPT} void {FUNCTION}(void** jk_a) {{
-  jitkern_probe::jk_list<decltype(%s)>::jk_enter(%s, jk_a);
+extern "C" {_KEPT} int {FUNCTION}(void** jk_a, char* jk_text) {{
+  const jitkern_probe::jk_modes jk_kept;
+  (void)jk_text;
+  jk_try {{
+    jitkern_probe::jk_list<decltype(%s)>::jk_enter(%s, jk_a);
+    return 0;
+  }} jk_caught
 }}
 """
 
