@@ -11,14 +11,15 @@ done
 case "$kept" in
 *" -c "*/jitkern/op/recorder.cpp*) results='0.*' ;;
 *" -o out.so runtime.c" | *" -o out.so stub.c") results=out.so ;;
-*" -ILIBRARY/"*" -o out.so "*.cpp*) results='out.so *.d' ;;
+*" -ILIBRARY/"*" -c "*.cpp" -o out.o"*) results='out.o *.d' ;;
+*" -shared out.o -Wl,--dependency-file=linked.d -o out.so") results='out.so *.d' ;;
 *) exec REAL "$@" ;;
 esac
 for argument; do
   case "$argument" in
   -ffile-prefix-map=*) continue ;;  # the folder of this build
   -*) ;;
-  *.c | *.cpp) text=$argument ;;
+  *.c | *.cpp | out.o) text=${text:-$argument} ;;
   esac
   options="$options $argument"
 done

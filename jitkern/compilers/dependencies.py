@@ -25,7 +25,7 @@ _LINKED = "linked.d"
 LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
 _READING_PROFILES = ("-fprofile-use", "-fprofile-instr-use", "-fbranch-probabilities")
 _PROFILES = ("-fprofile-use=", "-fprofile-instr-use=", "-fprofile-dir=")
-_READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "@")
+READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "-z")
 
 
 def listing(unit: str, *, gcc: bool, nvcc: bool = False) -> list[str]:
@@ -75,7 +75,7 @@ def check_unreported(
     """Raise CompileError if a tool may have read files that it did not list."""
     if hides_binaries(folder, [unit], flags, texts):
         raise CompileError(f"{op}: {UNLISTED}", op=op)
-    reads = [flag for flag in flags if flag.startswith(_READ_BY_LINKERS) or flag[:1] != "-"]
+    reads = [flag for flag in flags if flag.startswith((*READ_BY_LINKERS, "@")) or flag[:1] != "-"]
     if reads and not (folder / _LINKED).is_file():
         raise CompileError(
             f"{op}: the flag `{reads[0]}` may have the linker read files, and this linker does not "

@@ -28,7 +28,7 @@ class Cc(Compiler):
         _, _, level = target.arch.partition("_v")
         native = (f"-march=x86-64-v{level}",) if source.native and level else ()
         openmp = ("-fopenmp",) if source.openmp else ()
-        return ("-O3", "-fPIC", "-shared", "-std=c++17", *native, *openmp, *source.flags)
+        return ("-O3", "-fPIC", "-std=c++17", *native, *openmp, *source.flags)
 
     def with_headers(self, variant: Variant) -> Variant:
         source = variant.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -32,6 +33,17 @@ from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target
 
 _UNIT = "unit"  # the stem of the lists of opened files
+_OF_BOTH = (  # compiling and linking; no flag here has code of its own linked in
+    "-pthread", "-fopenmp", "-fsanitize", "-fprofile-", "--coverage", "-flto", "-stdlib=",
+    "-static-libg", "-static-libstdc++", "-nostdlib", "-nodefaultlibs", "-fuse-ld=", "-B", "-m32",
+    "-m64", "-mx32", "--sysroot", "-target", "--target=", "--gcc-toolchain=",
+)  # fmt: skip
+_WITH_ARGUMENT = frozenset((
+    "-l", "-L", "-Xlinker", "-T", "-z", "-u", "-e", "-B", "-target", "--sysroot", "-include", "-I",
+    "-imacros", "-isystem", "-iquote", "-idirafter", "-iprefix", "-iwithprefix", "-isysroot",
+    "-iwithprefixbefore", "-D", "-U", "-x", "-A", "-MF", "-MT", "-MQ", "--param", "-Xassembler",
+    "-Xpreprocessor", "-Xclang", "-mllvm",
+))  # fmt: skip
 REMEDY = "apt-get install g++ (or set CC and CXX)"
 
 
@@ -49,9 +61,10 @@ def build(
     folder.mkdir()
     gcc = "clang" not in compiler["version"]
     listed = dependencies.listing(_UNIT, gcc=gcc)
-    unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
+    compiling, linking = _parted(includes.expanded(flags))
+    unit = _Unit(variant, target, staging, [*shlex.split(tool), *compiling, *listed])
     address, macros = functions.instantiated(variant, unit.text, closure)
-    unit.compile(parameter_types.probe(address, macros), macros)
+    unit.build(parameter_types.probe(address, macros), macros, [*_linker(tool), *linking])
     files = dependencies.in_folder(folder, [_UNIT])
     dependencies.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
@@ -76,20 +89,34 @@ class _Unit:
         self.path = staging / "build" / self._source.name
         self.text = cpp_text.read(self._source)
 
-    def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
-        """Compile the file with `probe` appended. Raises CompileError."""
-        variant = self._variant
+    def build(self, probe: str, macros: dict[str, str], linker: list[str]) -> None:
+        """Compile the file with `probe` appended, and link it. Raises CompileError.
+
+        These are two commands: some flags of a compiler make a linker add code that changes the
+        process which loads the library. -ffast-math adds crtfastmath.o, which flushes denormals.
+        """
         head = f"{functions.TYPES}\n{cpp_text.line_directive(self._source)}"
         cpp_text.write(self.path, f"{head}{self.text}{probe}")
-        command = [*self._command, *_options(variant.source, macros, self.path), *options]
-        command.append(dependencies.LINKERS_LIST)
-        command, status, output = dependencies.run_listed(self._run, command)
-        write_log(self._staging, command, output)
-        if status:
-            hint = functions.hint(variant, self.text, output)
-            raise compile_error(variant, self._target, command, output, hint)
+        options = _options(self._variant.source, macros, self.path)
+        done = self._run([*self._command, *options, "-c", self.path.name, "-o", "out.o"])
+        undefined = ["-Wl,-z,defs"] if self._variant.source.others else []
+        listed = [*undefined, dependencies.LINKERS_LIST, "-o", "out.so"]
+        self._run([*linker, *listed], *done)
 
-    def _run(self, command: list[str]) -> tuple[int, str]:
+    def _run(
+        self, command: list[str], *before: tuple[list[str], str]
+    ) -> list[tuple[list[str], str]]:
+        """Run a command; returns all commands that were run, with their outputs, for the log."""
+        command, status, output = dependencies.run_listed(self._try, command)
+        done = [*before, (command, output)]
+        later = "".join(f"$ {shlex.join(words)}\n{said}" for words, said in done[1:])
+        write_log(self._staging, done[0][0], done[0][1] + later)
+        if status:
+            hint = functions.hint(self._variant, self.text, output)
+            raise compile_error(self._variant, self._target, command, output, hint)
+        return done
+
+    def _try(self, command: list[str]) -> tuple[int, str]:
         process = run(command, source=self._variant.source, folder=self.path.parent, shown=True)
         return process.returncode, process.stdout
 
@@ -100,9 +127,28 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
         *(f"-D{name}={value}" for name, value in macros.items()),
         *(f"-I{root}" for root in source.searched),
         f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
-        "-o", "out.so", unit.name,
-        *(["-Wl,-z,defs"] if source.others else []),
     ]  # fmt: skip
+
+
+def _parted(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words for compiling, and those for linking. Some are for both."""
+    compiling, linking = [], ["-shared", "out.o"]
+    words = iter(flags)
+    for word in words:
+        option = [word, *itertools.islice(words, word in _WITH_ARGUMENT)]
+        is_of_linker = word.startswith(dependencies.READ_BY_LINKERS) or word[:1] != "-"
+        if is_of_linker or word.startswith(_OF_BOTH):
+            linking += option
+        if not is_of_linker:
+            compiling += option
+    return compiling, linking
+
+
+def _linker(tool: str) -> list[str]:
+    """The command of a compiler without its flags, except for those that a linker needs."""
+    words = shlex.split(tool)
+    begin = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return [*words[:begin], *_parted(words[begin:])[1][2:]]
 
 
 def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
