@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from jitkern import config
-from jitkern.calls.signature import class_of
+from jitkern.calls.signature import class_of, fixed_of
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 
@@ -77,7 +77,7 @@ def note(
     path = config.current().record
     if path is None:
         return
-    call_class = (op, device, kind, *class_of(args))
+    call_class = (op, device, kind, *class_of(args), fixed_of(args))
     if _skipped[call_class] >= ENOUGH:
         return
     try:

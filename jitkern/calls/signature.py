@@ -217,10 +217,29 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 def class_of(args: Sequence[Any]) -> tuple[str, ...]:
     """Return the class of a call: what a trace assumes about the arguments, as texts.
 
-    Calls of a class differ in sizes and numbers alone. A list of tensors counts by its dtypes: the
-    guards of a program tell all else.
+    Calls of a class differ in sizes, numbers, and what `fixed_of` tells. A list counts by the types
+    of its items: the guards of a program tell all else.
     """
     return tuple(map(_class_of, args))
+
+
+def fixed_of(args: Sequence[Any]) -> str:
+    """Return as a text what each program takes for constant beyond the class of its calls.
+
+    These are strings, and the lengths and bools of lists, except for lists of tensors.
+    """
+    text = repr([fixed for arg in args for fixed in _fixed_of(arg)])
+    return text if len(text) < _LONG else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fixed_of(arg: Any) -> list[Any]:
+    if isinstance(arg, str):
+        return [arg]
+    if hasattr(arg, "shape") or not isinstance(arg, (list, tuple)):
+        return []
+    if any(hasattr(item, "dtype") for item in arg):
+        return []
+    return [len(arg), *(item for item in arg if isinstance(item, bool))]
 
 
 def _class_of(arg: Any) -> str:
@@ -229,10 +248,10 @@ def _class_of(arg: Any) -> str:
     if isinstance(arg, (list, tuple)):
         if arg and all(hasattr(item, "dtype") for item in arg):
             return f"[{' '.join(sorted({_code(item) for item in arg}))}]"
-        return f"[{' '.join(map(_class_of, arg))}]"
-    return (
-        type(arg).__name__ if type(arg) is not bool and isinstance(arg, (int, float)) else repr(arg)
-    )
+        return f"[{' '.join(sorted({type(item).__name__ for item in arg}))}]"
+    if type(arg) is not bool and isinstance(arg, (int, float, str)):
+        return type(arg).__name__
+    return repr(arg)
 
 
 def _code(tensor: Any) -> str:

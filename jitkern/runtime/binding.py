@@ -98,7 +98,10 @@ class Runtime:
         self.lock = threading.Lock()
         after_fork(self.lock)
         self._guards = Guards(library)
-        self._alive: list[Any] = []  # objects that C holds pointers into
+        # By the slot: the objects that C holds pointers into, by their place, and those replaced
+        # since the last two times that jitkern_quiet returned 1.
+        self._held: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+        self._replaced: dict[int, tuple[list[Any], list[Any]]] = {}
         library.jitkern_misses.restype = c_ulonglong
         self._bind()
         library.jitkern_autograd(*symbols().autograd())
@@ -122,12 +125,13 @@ class Runtime:
         device: torch.device,
         settings: config.Config,
         world: World,
+        instead: int = -1,
     ) -> int | None:
         """Add a program that serves `device` under these settings while `world` holds.
 
-        kernels: those that the program launches, loaded. Returns its place, where it may
-        replace another; None if C cannot check `world`. Raises ValueError for a program that
-        is not sound.
+        kernels: those that the program launches, loaded. instead: the place of the program that
+        this one replaces, or -1. Returns its place, where it may replace another; None if C cannot
+        check `world`. Raises ValueError for a program that is not sound.
         """
         if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
             symbols().add_driver()
@@ -142,11 +146,20 @@ class Runtime:
                 ctypes.addressof(in_c), ctypes.addressof(table), ctypes.addressof(guard),
                 device.index or 0, config.number_of(settings.prefer),
             )  # fmt: skip
-            place = int(self.library.jitkern_append(slot, ctypes.byref(loaded)))
+            place = int(self.library.jitkern_append(slot, ctypes.byref(loaded), instead))
             if place < 0:
                 raise ValueError("a program is not sound")
-            self._alive += [in_c, table, loaded, kernels]
+            self._hold(slot, place, (in_c, table, loaded, kernels, guard))
             return place
+
+    def _hold(self, slot: int, place: int, held: Any) -> None:
+        """Keep what C uses, and let go what it has stopped to use."""
+        before, earlier = self._replaced.get(slot, ([], []))
+        before.append(self._held[slot].get(place))
+        self._held[slot][place] = held
+        if self.library.jitkern_quiet(slot):
+            before, earlier = [], before
+        self._replaced[slot] = before, earlier
 
     def share(self, block: Block) -> bool:
         """Register the workspace of a stream with C; returns whether it is new there."""

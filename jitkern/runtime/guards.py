@@ -48,20 +48,11 @@ class Guards:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._guards: dict[World, Guard] = {}
         self._watcher: int | None = None
         library.jitkern_watch.restype = c_void_p
 
     def of(self, world: World) -> Guard | None:
         """Return the guard of a world; None if this Python does not show changes of the world."""
-        if world not in self._guards:
-            guard = self._guard(world)
-            if guard is None:
-                return None
-            self._guards[world] = guard
-        return self._guards[world]
-
-    def _guard(self, world: World) -> Guard | None:
         places = _function_places()
         if len(places) < len(_PARTS):
             return None
@@ -71,7 +62,7 @@ class Guards:
             for name, part in zip(_PARTS, parts)
         ]
         for owner, name, value in world.members:
-            word = value if name == "size" else 0 if value is ABSENT else id(value)
+            word = len(owner) if name == "size" else _in_c(value)
             fixed.append((id(owner) + (_CLASS if name == "__class__" else _CONTENT), word))
         tables = world.tables.values()
         namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
@@ -83,7 +74,7 @@ class Guards:
         numbers = {at: number for number, at in enumerate(namespaces)}
         names = [sys.intern(name) for _, name, _ in world.bindings.values()]
         bound = [
-            (id(namespace), id(name), 0 if value is ABSENT else id(value), numbers[id(namespace)])
+            (id(namespace), id(name), _in_c(value), numbers[id(namespace)])
             for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
         bound += [
@@ -114,6 +105,11 @@ class Guards:
         if at is not None:
             ctypes.pythonapi.PyDict_Watch(self._watcher, ctypes.py_object(namespace))
         return at
+
+
+def _in_c(address: int) -> int:
+    """Return the id of a value as C has it: null for a value that is absent."""
+    return 0 if address == id(ABSENT) else address
 
 
 _CONTENT = 16  # bytes from the head of a cell to its content, of a dict to its size

@@ -14,7 +14,7 @@ import torch
 from jitkern import config, jit, launch, runtime as runtime_room
 from jitkern._fork import after_fork
 from jitkern.cache import events
-from jitkern.calls.signature import Signature, class_of, example_of
+from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
 from jitkern.config import Config
 from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from jitkern.runtime.records import StoredRecord
     from jitkern.trace.program import Program
 
-CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
+TRACES = 16  # of the calls of a class, and of its world, that are made without a rest
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
-MOST = 256  # values and worlds that are remembered
-EVER = 4096  # programs that C takes for an op: it frees none, which a thread may be running
-REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 between two refused traces
+MOST = 256  # values that are remembered
+REST = 8, 16  # at most 2**8 calls go by between two more programs, 2**16 between two refused traces
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +43,7 @@ class CallClassState:
         self.world: World | None = None  # the world of these records
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
-        self.constants = 0  # programs that serve no other number, or no other world
+        self.traces = 0  # that gave a program, and changes of what such a program has read
         self.rests = 0  # calls until the next trace: exponential backoff
         self.appended = False  # whether a program serves, or will as soon as there is a runtime
         self.refused = ""  # why the calls keep the Python launcher
@@ -56,13 +55,13 @@ class CallClassState:
         return not self.rests and not (self.appended and runtime() is None)
 
     def back_off(self, *, refused: bool) -> None:
-        """Trace less often, after a trace that will serve few other calls, or none if `refused`."""
+        """Trace less often, after a trace that gave one program more, or none if `refused`."""
         if refused:
             self.refusals += 1
             self.rests = 1 << min(self.refusals, REST[1])
         else:
-            self.constants += 1
-            self.rests = 1 << min(max(0, self.constants - CONSTANTS), REST[0])
+            self.traces += 1
+            self.rests = 1 << min(max(0, self.traces - TRACES), REST[0])
 
 
 class LoadedProgram(NamedTuple):
@@ -80,14 +79,13 @@ class OpPrograms:
         self.number = number
         self.signature = signature
         self.lock = threading.RLock()
-        self.known: set[tuple[Any, ...]] = set()
+        self.known: set[KnownAs] = set()
         self._states: dict[tuple[Any, ...], CallClassState] = {}
         self._frozen: list[Specialized] = []
-        self._worlds: dict[str, None] = {}  # the identities of the worlds of the programs
-        self._places: dict[int, Any] = {}  # members of `known`, by their places in C
-        self.serving: frozenset[Any] = frozenset()  # those that C has
+        self._places: dict[int, KnownAs] = {}  # members of `known`, by their places in C
+        self.serving: frozenset[KnownAs] = frozenset()  # those that C has
         self._full = False
-        self._taken = 0  # programs that C has taken
+        self._taken = 0  # programs that C was given
         SLOTS.append(self)
 
     @property
@@ -147,8 +145,10 @@ class OpPrograms:
             read = runtime_room.records.reader()
             known = runtime_room.records.CallClass.of(self.signature, launcher, world, args)
             state.records = runtime_room.records.found(known, read)
-        example, bound = example_of(args), sum(one.record.constant for one in state.records)
-        for kept in [one for one in state.records if bound <= FEW or one.record.is_for(example)]:
+        fixed, example = fixed_of(args), example_of(args)
+        stored = [one for one in state.records if one.record.fixed == fixed]
+        few = sum(one.record.constant for one in stored) <= FEW
+        for kept in [one for one in stored if few or one.record.is_for(fixed, example)]:
             read = read or runtime_room.records.reader()
             state.records = [one for one in state.records if one is not kept]
             record = kept.record
@@ -178,34 +178,34 @@ class OpPrograms:
         loaded: LoadedProgram,
         device: torch.device,
         settings: Config,
-        frozen: Sequence[Specialized] = (),
+        frozen: Sequence[Specialized] | None = None,
     ) -> bool:
         """Let a program serve calls of a class on a device, under these settings.
 
-        Returns False if this program is known already.
+        It replaces the same program for an earlier world. frozen: what a trace holds for constant;
+        None for a program of a record. Returns False if this program is known already.
         """
         program, kernels, world = loaded
         known = known_as(loaded, device, settings)
         with self.lock:
-            if self._taken >= EVER:
-                self.refuse(state, f"the limit of {EVER} programs is reached")
-                return False
             state.refused, state.appended = "", True
             if known in self.known or state.forgotten:
                 return False
             self._taken += 1
             self.known.add(known)
-            self._frozen = [*self._frozen, *frozen][-MOST:]
-            if frozen or (self._worlds and world.identity not in self._worlds):
+            self._frozen = [*self._frozen, *(frozen or ())][-MOST:]
+            if frozen is not None or self._place_of(known) >= 0:
                 state.back_off(refused=False)
-            self._worlds = dict.fromkeys([*[*self._worlds][-MOST:], world.identity])
 
         def add(runtime: Runtime) -> None:
             with self.lock:
                 if state.forgotten:
                     return
                 try:
-                    place = runtime.append(self.number, program, kernels, device, settings, world)
+                    place = runtime.append(
+                        self.number, program, kernels, device, settings, world,
+                        self._place_of(known),
+                    )  # fmt: skip
                 except ValueError as e:
                     self.known.discard(known)
                     _log.warning("%s: %s, and does not serve", self.signature.name, e)
@@ -219,7 +219,7 @@ class OpPrograms:
                 self._places[place] = known
                 self.serving = frozenset(self._places.values())
                 self.known.discard(replaced)
-                if replaced and not self._full:
+                if replaced and replaced.others != known.others and not self._full:
                     self._full = True
                     _log.warning(
                         "%s has as many programs as it may have; each new one replaces the one "
@@ -229,6 +229,11 @@ class OpPrograms:
 
         when_loaded(add)
         return True
+
+    def _place_of(self, known: KnownAs) -> int:
+        """Return the place in C of the same program for another world, or -1."""
+        same = (place for place, other in self._places.items() if other.others == known.others)
+        return next(same, -1)
 
     def forget(self) -> None:
         """Start over, because the op's launch function was declared again.
@@ -243,16 +248,24 @@ class OpPrograms:
             self._places.clear()
             self.serving = frozenset()
             self._frozen.clear()
-            self._worlds.clear()
             self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
 
 
-def known_as(loaded: LoadedProgram, device: torch.device, settings: Config) -> tuple[Any, ...]:
+class KnownAs(NamedTuple):
+    """What tells a program of an op from its others. others: all but the objects of its world."""
+
+    world: World
+    others: tuple[Any, ...]
+
+
+def known_as(loaded: LoadedProgram, device: torch.device, settings: Config) -> KnownAs:
     """Return what tells a program of an op from its others."""
     program, kernels, world = loaded
-    return (program, device.index, settings.prefer, world, *(kernel.address for kernel in kernels))
+    addresses = [kernel.address for kernel in kernels]
+    others = (program, device.index, settings.prefer, world.identity, *addresses)
+    return KnownAs(world, others)
 
 
 def _changing(frozen: Sequence[Specialized]) -> str:

@@ -25,7 +25,7 @@ from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
 from jitkern.cache.records import Reference, reference_to
-from jitkern.calls.signature import class_of, example_of
+from jitkern.calls.signature import class_of, example_of, fixed_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import binding, code_version
@@ -50,19 +50,20 @@ _log = logging.getLogger(__name__)
 class Record(NamedTuple):
     """A program and the entries of its kernels and of the launch runtime, for a class of calls.
 
-    example: the sizes and numbers of the call that was traced. constant: whether it is for calls of
-    just these.
+    fixed: the strings and lengths of lists that its calls have. example: the sizes and numbers of
+    the call that was traced. constant: whether it is for calls of just these.
     """
 
     program: Program
     kernels: tuple[Reference, ...]
     runtime: Reference | None
+    fixed: str
     example: str
     constant: bool
 
-    def is_for(self, example: str) -> bool:
-        """Return whether it may serve calls of these sizes and numbers."""
-        return not self.constant or self.example == example
+    def is_for(self, fixed: str, example: str) -> bool:
+        """Return whether it may serve calls of these strings and lengths, sizes and numbers."""
+        return self.fixed == fixed and (not self.constant or self.example == example)
 
 
 class StoredRecord(NamedTuple):
@@ -80,6 +81,7 @@ class CallClass(NamedTuple):
     launcher: Launcher
     world: World
     call: tuple[str, ...]
+    fixed: str
     example: str
 
     @classmethod
@@ -87,7 +89,7 @@ class CallClass(NamedTuple):
         cls, signature: Signature, launcher: Launcher, world: World, args: Sequence[Any]
     ) -> CallClass:
         """Return the class of a call with these arguments."""
-        return cls(signature, launcher, world, class_of(args), example_of(args))
+        return cls(signature, launcher, world, class_of(args), fixed_of(args), example_of(args))
 
     def key(self, model: str = "") -> Key | None:
         """Return the key that records of this class share; None if such calls have none.
@@ -165,8 +167,9 @@ def _record(content: dict[str, Any]) -> Record:
         raise ValueError("it does not name entries")
     program = parsed_program(content["program"])
     named = tuple(runtime) if runtime else None
-    example, constant = str(content["example"]), bool(content["constant"])
-    return Record(program, tuple(map(tuple, kernels)), named, example, constant)
+    fixed, example = str(content["fixed"]), str(content["example"])
+    constant = bool(content["constant"])
+    return Record(program, tuple(map(tuple, kernels)), named, fixed, example, constant)
 
 
 def _is_reference(value: Any) -> bool:
@@ -195,7 +198,8 @@ def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[E
     stale = [one for one in stored if one not in known]
     content = {
         "program": traced.program, "kernels": needed.references, "runtime": _runtime(target),
-        "example": call_class.example, "constant": bool(traced.frozen), **needed.content,
+        "fixed": call_class.fixed, "example": call_class.example,
+        "constant": bool(traced.frozen), **needed.content,
     }  # fmt: skip
     if not code_version.is_what_runs():
         return None
@@ -226,7 +230,8 @@ def _matching(
     wanted = traced.program, tuple(kernel.reference for kernel in traced.kernels)
     for one in stored:
         is_same = (one.record.program, one.record.kernels) == wanted
-        if is_same and one.record.is_for(call_class.example) and is_fresh(one, op, source, target):
+        fits = one.record.is_for(call_class.fixed, call_class.example)
+        if is_same and fits and is_fresh(one, op, source, target):
             return one.entry
     return None
 

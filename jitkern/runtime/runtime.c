@@ -36,6 +36,7 @@ typedef struct {
   i32 lists; /* whether an argument is a list or a string */
   i32 boxes; /* whether a result may be None */
   i32 cuda, autograd, count, last, generation, clock;
+  i32 parity, calls[2]; /* calls that may use a program, by the parity when they began; see jitkern_quiet */
   i32 backend[2]; /* at the Autograd key: the slots of the op on the CPU and on CUDA, or -1 */
   u64 misses;
   const void *gradient; /* at the Autograd key: how `record` finds the gradient; 0: Python records */
@@ -288,11 +289,14 @@ static i32 serve(Op *op, i32 i, Call *call) {
 }
 
 static i32 try_programs(Op *op, Call *call) {
+  i32 *calls = &op->calls[__atomic_load_n(&op->parity, __ATOMIC_RELAXED)];
+  __atomic_fetch_add(calls, 1, __ATOMIC_SEQ_CST);
   i32 count = __atomic_load_n(&op->count, __ATOMIC_ACQUIRE);
   i32 last = __atomic_load_n(&op->last, __ATOMIC_RELAXED);
   i32 code = last < count ? serve(op, last, call) : MISS;
   for (i32 i = count - 1; code == MISS && i >= 0; i--)
     if (i != last) code = serve(op, i, call);
+  __atomic_fetch_sub(calls, 1, __ATOMIC_SEQ_CST);
   return code;
 }
 
@@ -444,24 +448,34 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
   op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
 }
 
-/* Add a program, which replaces the one that served longest ago if all places are taken; return the
-   place, or -1 for a program that is none. Called under a lock. A program is never freed: another
-   thread may run it. */
-i32 jitkern_append(i32 slot, LoadedProgram *loaded) {
+/* Add a program, at the place that is given, or else (-1) at a free one; it replaces the program that
+   served longest ago if all places are taken. Return the place, or -1 for a program that is none.
+   Called under a lock. A thread may run the replaced program until jitkern_quiet says otherwise. */
+i32 jitkern_append(i32 slot, LoadedProgram *loaded, i32 given) {
   Op *op = &ops[slot];
   if (!is_sound(loaded->program, op->kinds, op->results)) return -1;
-  i32 place = op->count, last = __atomic_load_n(&op->last, __ATOMIC_RELAXED), oldest = 0;
+  i32 place = given < 0 ? op->count : given, last = __atomic_load_n(&op->last, __ATOMIC_RELAXED), oldest = 0;
   loaded->generation = op->generation, loaded->used = tick(op);
-  for (i32 i = 0; i < op->count; i++) {
+  for (i32 i = 0; given < 0 && i < op->count; i++) {
     i32 gone = op->programs[i]->generation != op->generation;
     i32 age = loaded->used - __atomic_load_n(&op->programs[i]->used, __ATOMIC_RELAXED);
     if (gone || (op->count == PROGRAMS && i != last && (place == PROGRAMS || age > oldest)))
       place = i, oldest = age;
     if (gone) break;
   }
-  __atomic_store_n(&op->programs[place], loaded, __ATOMIC_RELEASE);
+  __atomic_store_n(&op->programs[place], loaded, __ATOMIC_SEQ_CST);
   if (place == op->count) __atomic_store_n(&op->count, place + 1, __ATOMIC_RELEASE);
   return place;
+}
+
+/* Return whether no call uses a program that was replaced before the last time that this returned 1.
+   Calls count by a parity, which changes then: those of the other parity end while no new ones begin.
+   Called under a lock. */
+i32 jitkern_quiet(i32 slot) {
+  Op *op = &ops[slot];
+  if (__atomic_load_n(&op->calls[1 - op->parity], __ATOMIC_SEQ_CST)) return 0;
+  __atomic_store_n(&op->parity, 1 - op->parity, __ATOMIC_SEQ_CST);
+  return 1;
 }
 
 /* Stop all present programs of a slot. */

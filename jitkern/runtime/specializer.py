@@ -15,7 +15,7 @@ from jitkern.errors import JitkernError, defined_at
 from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
-from jitkern.runtime.programs import CONSTANTS, CallClassState, LoadedProgram, OpPrograms, known_as
+from jitkern.runtime.programs import TRACES, CallClassState, LoadedProgram, OpPrograms, known_as
 from jitkern.trace.trace import trace
 from jitkern.trace.tracer import metadata_of
 
@@ -63,7 +63,7 @@ def _append(
             f"{place}a program for these calls exists, but rejected this one (for example because "
             "of an integer overflow)"
         )
-    if settings.compile != "never" and state.constants <= CONSTANTS:
+    if settings.compile != "never" and state.traces <= TRACES:
         calls = runtime.records.CallClass.of(signature, launcher, traced.world, args)
         runtime.records.keep(calls, traced, runtime.records.reader())
 

@@ -23,13 +23,13 @@ _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of
 
 
 def copies(
-    world: World, seen: Mapping[int, Any], trap: Callable[[Any, str], Any] | None = None
+    world: World, seen: Mapping[int, Any], trap: Callable[[str], Any] | None = None
 ) -> list[Function]:
     """Return copies of the functions of a world, over a closed copy of it.
 
     seen: the replacements of objects in the copy, by the ids of the objects.
-    trap: makes the stand-in for a value that is not followed, from the value and the reason;
-        without it the copy reads the value itself.
+    trap: makes the stand-in for a value that is not followed, from the reason; without it the copy
+        reads the value itself, which must be inert.
     """
     copying = _Copying(world.nodes, seen, trap)
     return [copying.function(number) for number in world.entries]
@@ -52,7 +52,7 @@ class _Copying:
         self,
         nodes: Sequence[FollowedFunction],
         seen: Mapping[int, Any],
-        trap: Callable[[Any, str], Any] | None,
+        trap: Callable[[str], Any] | None,
     ) -> None:
         self._nodes = nodes
         self._seen = seen
@@ -94,6 +94,10 @@ class _Copying:
             members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
             vars(module).update(members)
             return module
+        if isinstance(part, Trapped) and self._trap is not None:
+            if part.number not in self._traps:
+                self._traps[part.number] = self._trap(part.what)
+            return self._traps[part.number]
         value = part.value
         if isinstance(part, FollowedDict) and self._trap is not None:
             if id(value) not in self._tables:
@@ -101,13 +105,7 @@ class _Copying:
                 for key, member in part.members.items():
                     dict.__setitem__(table, key, self._built(member))
             return self._tables[id(value)]
-        if id(value) in self._seen:
-            return self._seen[id(value)]
-        if not isinstance(part, Trapped) or self._trap is None:
-            return value
-        if id(value) not in self._traps:
-            self._traps[id(value)] = self._trap(value, part.what)
-        return self._traps[id(value)]
+        return self._seen.get(id(value), value)
 
 
 def _is_absent(part: Any) -> bool:

@@ -7,9 +7,7 @@ call.
 
 from __future__ import annotations
 
-import builtins
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +16,9 @@ import torch
 from jitkern import trace
 from jitkern.launch.strides import ASKS
 from jitkern.launch.tuned import changed, parts_of
-from jitkern.trace.values import homes_of, is_plain
 from jitkern.trace.world import World, world_of
 
 COPIES = 16  # of a function whose world keeps changing, which then runs itself
-_HARMLESS = (id(min), id(max))
 Function = Callable[..., Any]
 
 
@@ -48,7 +44,7 @@ def with_fast_check(function: Function) -> Function:
 def asks_strides(function: Function) -> bool:
     """Whether a launch function, or a function that it calls, may read strides of a tensor."""
     world = world_of(parts_of(function))
-    return not ASKS.isdisjoint(world.attributes) or not world.is_fully_known(_is_inert)
+    return bool(not ASKS.isdisjoint(world.attributes) or world.refusal or not world.is_inert)
 
 
 class _FastCheck:
@@ -71,35 +67,10 @@ class _FastCheck:
     def _copied(self) -> tuple[World | None, Function | None]:
         function = self._function
         world = world_of(parts_of(function))
-        if not world.uses(torch._check) or not world.is_fully_known(_is_inert):
+        if not world.uses(torch._check) or world.refusal or not world.is_inert:
             return None, None
         copied = iter(trace.copying.copies(world, {id(torch._check): check}))
         return world, changed(function, lambda _: next(copied))
-
-
-def _is_inert(value: Any) -> bool:
-    """Whether a value that is not followed neither reads nor changes the names of functions.
-
-    Known to be so are what Torch defines, functions of C other than `globals`, `eval` and their
-    like, and lists of plain values.
-    """
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__self__ is not builtins
-    if type(value) is list:
-        return all(map(is_plain, value))
-    if isinstance(value, functools.partial):  # torch.export puts such in place of min and max
-        bound = (*value.args, *value.keywords.values())
-        return _is_inert(value.func) and all(
-            id(one) in _HARMLESS or _is_inert(one) for one in bound
-        )
-    homes: tuple[str, ...] = ("",)
-    if isinstance(value, types.FunctionType):
-        homes = homes_of(value)
-    elif isinstance(value, type):
-        homes = (value.__module__,)
-    elif isinstance(value, types.ModuleType):
-        homes = (getattr(value, "__name__", ""),)
-    return all(f"{home}.".startswith("torch.") for home in homes)
 
 
 _fast_check = functools.lru_cache(maxsize=1024)(_FastCheck)

@@ -51,7 +51,7 @@ class Trap:
 
     __slots__ = ("_what",)
 
-    def __init__(self, _: object, what: str) -> None:
+    def __init__(self, what: str) -> None:
         object.__setattr__(self, "_what", what)
 
     def _refuse(self, *_: object, **__: object) -> Any:

@@ -51,6 +51,32 @@ def is_ordered(value: Any) -> bool:
     return type(value) is not tuple or all(map(is_ordered, value))
 
 
+_HARMLESS = (id(min), id(max))
+
+
+def is_inert(value: Any) -> bool:
+    """Whether a value that is not followed neither reads nor changes the names of functions.
+
+    Known to be so are what Torch defines, functions of C other than `globals`, `eval` and their
+    like, and lists of plain values.
+    """
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is not builtins
+    if type(value) is list:
+        return all(map(is_plain, value))
+    if isinstance(value, functools.partial):  # torch.export puts such in place of min and max
+        bound = (*value.args, *value.keywords.values())
+        return is_inert(value.func) and all(id(one) in _HARMLESS or is_inert(one) for one in bound)
+    homes: tuple[str, ...] = ("",)
+    if isinstance(value, types.FunctionType):
+        homes = homes_of(value)
+    elif isinstance(value, type):
+        homes = (value.__module__,)
+    elif isinstance(value, types.ModuleType):
+        homes = (getattr(value, "__name__", ""),)
+    return all(f"{home}.".startswith("torch.") for home in homes)
+
+
 def known_name(value: object) -> str:
     """Return the name of a function or type whose result never changes; "" for other values.
 

@@ -30,6 +30,7 @@ from jitkern.source.global_names import Read, Refusal, code_names
 from jitkern.trace.values import (
     ABSENT,
     homes_of,
+    is_inert,
     is_ordered,
     is_plain,
     known_name,
@@ -44,19 +45,19 @@ _CHANGING = tuple((name,) for name in ("clear", "pop", "popitem", "setdefault", 
 
 
 class Binding(NamedTuple):
-    """A name in a namespace, and its value; `ABSENT` for none."""
+    """A name in a namespace, and the id of its value, which is `ABSENT` for none."""
 
     namespace: dict[str, Any]
     name: str
-    value: Any
+    value: int
 
 
 class Member(NamedTuple):
-    """The content of a cell, the size of a dict, or the class of a module."""
+    """The content of a cell, the size of a dict, or the class of a module; value: its id."""
 
     owner: Any
     name: str  # `cell_contents`, `size` or `__class__`
-    value: Any
+    value: int
 
 
 class Known(NamedTuple):
@@ -72,10 +73,15 @@ class Namespace(NamedTuple):
 
 
 class Trapped(NamedTuple):
-    """A value that can change unseen, or that no trace follows; `what`: the reason, for users."""
+    """A value that can change unseen, or that no trace follows; `what`: the reason, for users.
 
-    value: Any
+    number: equal for one object. value: the object, if it is inert, else None: what no trace uses
+    is not kept alive.
+    """
+
+    number: int
     what: str
+    value: Any
 
 
 class FollowedDict(NamedTuple):
@@ -115,7 +121,7 @@ class World:
         self.tables: dict[int, FollowedDict] = {}
         self.members: list[Member] = []  # of cells, dicts and modules
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
-        self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
+        self._checks: list[tuple[Callable[..., Any], Any, int]] | None = None
         self.refusal = self.handler = ""
         # False if a value holds for the devices of this machine only, or the order of a set for
         # this process only: the hash of a text is another one in the next process.
@@ -129,8 +135,10 @@ class World:
         self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
         self._uses: set[int] = set()
         self._modules: set[int] = set()  # whose class is among the members
-        self._trapped: list[Any] = []
+        self.traps = False  # whether there is a value that no trace follows
+        self.is_inert = True  # whether these values are all inert
         self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
+        self._alive: dict[int, Any] = {}  # the values of names, whose ids are compared
         self.entries = [self._entry(function) for function in functions]
         self._bind_attributes_of_tensors()
 
@@ -146,7 +154,7 @@ class World:
             bindings = self.bindings.values()
             self._checks = [(space.get, name, value) for space, name, value in bindings]
         for look_up, name, value in self._checks:
-            if look_up(name, ABSENT) is not value:
+            if id(look_up(name, ABSENT)) != value:
                 return False
         for function, code, defaults, keywords in self.functions:
             if (
@@ -156,17 +164,13 @@ class World:
             ):
                 return False
         for owner, name, value in self.members:
-            if content_of(owner, name) is not value:
+            if id(content_of(owner, name)) != value:
                 return False
         for table in self.tables.values():
             for (key, value), (known, bound) in zip([*table.value.items()], table.items):
                 if key is not known or value is not bound:
                     return False
         return True
-
-    def is_fully_known(self, harmless: Callable[[Any], bool] = lambda _: False) -> bool:
-        """Whether the world follows all that the functions read, except for harmless objects."""
-        return not self.refusal and all(map(harmless, self._trapped))
 
     def uses(self, value: object) -> bool:
         """Whether the functions read this object by a name."""
@@ -215,7 +219,7 @@ class World:
         function = node.function
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             value = content_of(cell, "cell_contents")
-            self.members.append(Member(cell, "cell_contents", value))
+            self._member_of(cell, "cell_contents", value)
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
@@ -265,7 +269,7 @@ class World:
         first, inside = attributes[0], vars(module)
         if id(module) not in self._modules:
             self._modules.add(id(module))
-            self.members.append(Member(module, "__class__", types.ModuleType))
+            self._member_of(module, "__class__", types.ModuleType)
         member = inside.get(first, ABSENT)
         self._bind(inside, first, member)
         if module is torch.cuda and first in _OF_A_DEVICE:
@@ -322,9 +326,13 @@ class World:
 
         A trace that does not use the value depends on no more than which values are one object.
         """
-        self._trapped.append(value)
-        self._spelled.append(f"not followed {self._number(value)}")
-        return Trapped(value, what)
+        number, inert = self._number(value), is_inert(value)
+        self.traps = True
+        self.is_inert &= inert
+        self._spelled.append(f"not followed {number}")
+        if not inert:
+            self._alive.pop(id(value), None)
+        return Trapped(number, what, value if inert else None)
 
     def _number(self, value: Any) -> int:
         """Return the number of an object that this world keeps, in the order that they are met."""
@@ -333,7 +341,7 @@ class World:
     def _table(self, value: dict[Any, Any], name: str) -> FollowedDict:
         if id(value) not in self.tables:
             table = self.tables[id(value)] = FollowedDict(value, [*value.items()], {})
-            self.members.append(Member(value, "size", len(value)))
+            self._member_of(value, "size", len(value))
             self._spelled.append(f"dict of {len(value)}")
             for key, member in table.items:
                 self.portable &= is_ordered(key)
@@ -357,7 +365,12 @@ class World:
         return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 
     def _bind(self, namespace: dict[str, Any], name: str, value: Any) -> None:
-        self.bindings[id(namespace), name] = Binding(namespace, name, value)
+        self._alive[id(value)] = value
+        self.bindings[id(namespace), name] = Binding(namespace, name, id(value))
+
+    def _member_of(self, owner: Any, name: str, value: Any) -> None:
+        self._alive[id(value)] = value
+        self.members.append(Member(owner, name, id(value)))
 
 
 def _no_function() -> None:

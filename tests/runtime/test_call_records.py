@@ -508,7 +508,7 @@ def test_a_program_serves_under_the_settings_of_its_call(op):
     before = slot.misses
     op(X, 2)
     assert slot.misses == before
-    assert {prefer for _, _, prefer, *_ in slot.known} <= {"", "cc"}
+    assert {prefer for _, (_, _, prefer, *_) in slot.known} <= {"", "cc"}
 
 
 @pytest.mark.long

@@ -110,27 +110,9 @@ PROGRAMS = int(
 )
 
 
-def test_an_op_whose_programs_keep_changing_has_a_bound(declare, monkeypatch):
-    monkeypatch.setattr(programs, "EVER", 5)
-
-    def launch(k, x):
-        hash(x.shape[0])  # a constant of each program
-        out = torch.empty_like(x)
-        k.scale[{"T": x.dtype}](out, x, 2.0, x.numel())
-        return out
-
-    op = declare("(Tensor x) -> Tensor", SCALE, launch)
-    for _ in range(2):
-        before = misses(op)
-        for n in range(1, 11):
-            assert torch.equal(op(torch.ones(n)), 2 * torch.ones(n))
-            specializer.settle()
-    assert misses(op) - before == 5
-
-
 @pytest.mark.long
 def test_past_the_bound_the_oldest_goes_with_one_warning(declare, caplog, monkeypatch):
-    monkeypatch.setattr(programs, "CONSTANTS", 2 * PROGRAMS)
+    monkeypatch.setattr(programs, "TRACES", 2 * PROGRAMS)
 
     def launch(k, x):
         hash(x.shape[0])  # a constant of each program
