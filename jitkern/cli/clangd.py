@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern import config, op as op_room
 from jitkern.compilers import compiler_for, cpp
 from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.cuda.nvrtc import RELAXED
 from jitkern.errors import JitkernError
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Cpp, Cuda, Source, Variant
@@ -59,7 +60,7 @@ def _command(op: Op, device: str, source: Source, path: Path) -> dict[str, Any]:
         tool = [*shlex.split(config.current().cxx), *flags]
     else:
         headers = [f"-isystem{folder}" for folder in toolkit.include_directories()]
-        tool = [*_CLANG, *flags, *headers]
+        tool = [*_CLANG, *(flag for flag in flags if flag != RELAXED), *headers]
     macros = _macros(op, device, unit)
     return {
         "directory": source.folder,

@@ -641,3 +641,8 @@ def test_nvrtc_runs_once_and_the_manifest_has_its_full_version(build, monkeypatc
     assert len(programs) == 1
     source = Cuda("k.cu", folder=str(build.folder))
     assert entry.manifest.compiler in compiler_for(source).identities(source, TARGET)
+
+
+def test_device_code_may_call_constexpr_functions_of_the_host(build):
+    text = "#include <algorithm>\n__global__ void k(float* x) { x[0] = std::min(x[0], 2.0f); }"
+    assert build(text)

@@ -18,6 +18,8 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
+RELAXED = "--expt-relaxed-constexpr"  # Torch's builds have it: device code may call std::min
+
 
 class Nvrtc(Compiler):
     """The compiler of one instantiation of one kernel per cubin."""
@@ -27,7 +29,7 @@ class Nvrtc(Compiler):
         return exact.arch_specific() if getattr(source, "arch_specific", False) else exact
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
-        return ("-std=c++17", *source.flags)
+        return ("-std=c++17", RELAXED, *source.flags)
 
     def with_headers(self, variant: Variant) -> Variant:
         return including(variant, "header", variant.source.paths[:1])
