@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
 TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,14 +20,14 @@ ROOT = Path(__file__).parent.parent
 # From the ground up: a room, or a module beside the rooms, imports from its own room and from those
 # before it.
 ORDER = (
-    "_version", "_command", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
-    "calls", "compilers", "loading", "jit", "adopt", "mega_cache", "launch", "trace", "runtime", "op", "raw",
+    "_version", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
+    "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
     "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
     "testing",
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1538,
+    "beside": 1404,
     "files": 430,
     "config": 1001,
     "cache": 1888,
@@ -38,7 +38,6 @@ BUDGETS = {
     "compilers": 5403,
     "loading": 645,
     "jit": 828,
-    "adopt": 1920,
     "launch": 3268,
     "trace": 2795,
     "runtime": 3260,
@@ -50,7 +49,7 @@ BUDGETS = {
     "devtools": 1156,
     "inference": 32,
     "service": 1566,
-    "cli": 3648,
+    "cli": 3440,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,26 +63,14 @@ def evictable(
     any size. max_age: seconds since the last use, or 0 for any age.
     stale: entries to evict in any case.
     """
-    return victims(uses(cache), layout.is_entry, max_size=max_size, max_age=max_age, stale=stale)
-
-
-def victims(
-    candidates: Iterable[Use],
-    removable: Callable[[Path], bool],
-    *,
-    max_size: int | None,
-    max_age: float,
-    stale: AbstractSet[Path] = frozenset(),
-) -> list[Use]:
-    """Return which removable ones are to go, so that all keep to limits as in `evictable`."""
-    ordered = sorted(candidates, key=lambda u: (not u.path.name.startswith(f"{OBJECT}."), u.used))
+    ordered = sorted(uses(cache), key=lambda u: (not u.path.name.startswith(f"{OBJECT}."), u.used))
     size = sum(use.bytes for use in ordered)
     old = time.time() - max_age
     found = []
     for use in ordered:
         too_old = max_age and use.used < old
         too_large = max_size is not None and size > max_size
-        if (use.path in stale or too_old or too_large) and removable(use.path):
+        if (use.path in stale or too_old or too_large) and layout.is_entry(use.path):
             found.append(use)
             size -= use.bytes
     return found
@@ -137,15 +125,15 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     cache.purge()
     trimmed = int(max_size * TRIM) if max_size else None
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
-        if not used_lately(use.path / NAME):  # asked now: there may have been a hit since
+        if not _used_lately(use.path):  # asked now: there may have been a hit since
             cache.remove(use.path)
     cache_room.lock.sweep()
 
 
-def used_lately(path: Path) -> bool:
-    """Return whether a file, whose time is that of the last use, is of this hour or unreadable."""
+def _used_lately(path: Path) -> bool:
+    """Return whether an entry was used within the hour, or its time cannot be read."""
     try:
-        return 0 <= time.time() - path.stat().st_mtime < HOUR
+        return 0 <= time.time() - (path / NAME).stat().st_mtime < HOUR
     except OSError:
         return True
 

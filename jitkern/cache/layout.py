@@ -5,11 +5,8 @@
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
     <root>/v1/trash/           entries that were removed a moment ago
-    <root>/v1/run/<target>/    folders of other JITs; see `adopt.folders`
-    <root>/v1/run/starts/      notes for the next `jitkern run` of a program; see `adopt.start`
-    <root>/v1/run/jitkern-tools-<digest>/    shims of compilers; see `adopt.shim`
     <root>/v1/pruned           its time is that of the last look for what to evict
-    <root>/receipts, <root>/v1/{pins,plans,prewarm,stats,remote,prune.json}    of earlier versions
+    <root>/receipts, <root>/v1/{pins,plans,prewarm,remote,run,stats,prune.json}: of earlier versions
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also
@@ -28,14 +25,13 @@ from jitkern.cache import VERSION
 from jitkern.cache.manifest import BEGINS, NAME
 
 TAG = "CACHEDIR.TAG"
-JITS = "run"
 TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
 NOT_TARGETS = frozenset((
-    "tmp", "bad", "trash", "pruned", "prewarm", "remote", "pins", "plans", "stats", "prune.json",
-    JITS,
+    "tmp", "bad", "trash", "pruned", "prewarm", "remote", "run", "pins", "plans", "stats",
+    "prune.json",
 ))  # fmt: skip
 _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"

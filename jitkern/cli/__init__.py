@@ -25,8 +25,6 @@ COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
     "serve": "serve the cache over HTTP, and build what other machines miss",
     "check": "compare every kernel of an op with its reference",
-    "run": "run a program with the caches of its JITs filled, and keep new compiles",
-    "adopt": "import the caches that other JITs have on this machine",
     "record": "run a program, and record its calls for `prewarm --from`",
     "list": "list the installed ops",
     "explain": "show where an op's kernels come from, and why one is not cached",
@@ -154,10 +152,9 @@ def parser(arguments: list[str]) -> Parser:
         "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS, metavar="WHEN",
         help="auto (default: on a terminal), always or never",
     )  # fmt: skip
-    if named != "run":  # which prints no data of its own
-        everywhere.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object"
-        )
+    everywhere.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object"
+    )
     parser = Parser(
         prog="jitkern",
         description="PyTorch kernels that compile on first use, and are cached.",

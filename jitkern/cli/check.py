@@ -10,9 +10,11 @@ if a check failed, or if there was nothing to check. A kernel that crashes, or t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -20,7 +22,7 @@ from collections.abc import Callable, Container
 from typing import Any, NoReturn
 
 from jitkern import devtools
-from jitkern._command import DIE_WITH_PARENT, end_as
+from jitkern._fork import DIE_WITH_PARENT
 from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import GREEN, RED, YELLOW, Progress, fitted, print_json, say, styled
@@ -126,7 +128,7 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
         if not begun and not code:
             say("the import of the ops ended the process: does a module call `os._exit`?")
         if not begun:
-            raise SystemExit(end_as(code) or 1)
+            raise SystemExit(_end_as(code) or 1)
         how = f"it ended its process with the exit code {code}, and must return"
         if code == -signal.SIGALRM:
             how = f"it took more than {timeout} s"
@@ -135,6 +137,16 @@ def _check_in_children(what: list[str], timeout: int, tell: Tell) -> None:
             how = f"it ended its process by {name}{_CAUSES.get(name, '')}"
         tell("row", [*begun[:4], False, f"{begun[5]}: {how}" if begun[5] else how])
         tell("row", [*begun[:2], "", "others", None, "not tried after a check that did not end"])
+
+
+def _end_as(code: int) -> int:
+    """End this process as a child ended, if a signal ended that; otherwise return its code."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def _check_as_child(what: list[str], timeout: int, seen: Container[str], writer: int) -> NoReturn:

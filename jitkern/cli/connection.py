@@ -86,23 +86,17 @@ def writable(store: Readable) -> Store:
     )
 
 
-def named_store(url: str, key: Path | None) -> Store:
-    """Return the store for a later push, after a check of the URL and the key. Raises JitkernError.
+def pushable(url: str, key: Path | None) -> Store:
+    """Return the store for a later push, which can be read now. Raises JitkernError.
 
-    So a misspelt one is known before the work for it.
+    So a misspelt URL or key is known before the work for it.
     """
     if key:
         signing.public_key_of(key)
     with connected(url_of(url)) as store:
-        return writable(store)
-
-
-def pushable(url: str, key: Path | None) -> Store:
-    """The same after a check that the store can be read."""
-    store = named_store(url, key)
-    with telling(store):
-        retry(store.get, layout.ROOT, limit=1 << 16)
-    return store
+        pushed = writable(store)
+        retry(pushed.get, layout.ROOT, limit=1 << 16)
+    return pushed
 
 
 def machines_of(targets: list[str]) -> list[str]:

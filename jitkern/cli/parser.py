@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import re
 import sys
 import textwrap
@@ -33,17 +32,6 @@ def file_to_read(text: str) -> Path:
     return Path(text)
 
 
-def file_to_write(text: str) -> Path:
-    """Return the path of a file that can be written. Raises ArgumentTypeError."""
-    path = Path(text)
-    place = path if path.exists() else path.absolute().parent
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise argparse.ArgumentTypeError(
-            f"{text} cannot be written: name a file in a writable directory"
-        )
-    return path
-
-
 def take_key(parser: argparse._ActionsContainer, text: str, *, required: bool = False) -> None:
     """Add the option `--key`, the file of a private key."""
     parser.add_argument("--key", type=file_to_read, required=required, metavar="FILE", help=text)
@@ -52,23 +40,6 @@ def take_key(parser: argparse._ActionsContainer, text: str, *, required: bool = 
 def take_targets(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the option `--target`, which may be given several times."""
     parser.add_argument("--target", action="append", default=[], metavar="T", help=text)
-
-
-def take_command(parser: argparse.ArgumentParser) -> None:
-    """Have a parser take a command to run, after its own options."""
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
-    )
-
-
-def command_in(args: argparse.Namespace, subcommand: str) -> list[str]:
-    """Return the command to run. Raises UsageError if there is none."""
-    command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError(
-            f"no command to {subcommand}: add it, as in jitkern {subcommand} -- python app.py"
-        )
-    return command
 
 
 class Parser(argparse.ArgumentParser):

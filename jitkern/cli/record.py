@@ -15,20 +15,24 @@ from pathlib import Path
 from jitkern import config
 from jitkern.cache_tools.check import counted
 from jitkern.cli.output import print_json, say
-from jitkern.cli.parser import command_in, file_to_write, take_command
+from jitkern.cli.parser import UsageError
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", type=file_to_write, default="jitkern-calls.jsonl", metavar="FILE",
+        "-o", "--output", type=_file_to_write, default="jitkern-calls.jsonl", metavar="FILE",
         help="the file to append to (default: %(default)s)",
     )  # fmt: skip
-    take_command(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    command = command_in(args, "record")
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("no command to record: add it, as in jitkern record -- python app.py")
     output = Path(os.path.normpath(args.output.absolute()))
     settings = config.current()
     environment = {
@@ -48,3 +52,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(calls=calls, file=str(output), status=status)
     return status
+
+
+def _file_to_write(text: str) -> Path:
+    """Return the path of a file that can be written. Raises ArgumentTypeError."""
+    path = Path(text)
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be written: name a file in a writable directory"
+        )
+    return path

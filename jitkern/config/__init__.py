@@ -103,7 +103,7 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     known = {setting.variable for setting in SETTINGS}
     for name in sorted(environment):
         head, _, key = name.partition("_")
-        if head == "JITKERN" and name not in known and not key.startswith("RUN"):  # `jitkern run`
+        if head == "JITKERN" and name not in known:
             near = nearest(key, (variable.removeprefix("JITKERN_") for variable in known))
             yield name, near and f"JITKERN_{near}"
 

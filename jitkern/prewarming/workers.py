@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from jitkern._command import DIE_WITH_PARENT
+from jitkern._fork import DIE_WITH_PARENT
 from jitkern.compilers import child_process
 from jitkern.errors import JitkernError
 

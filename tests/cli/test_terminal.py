@@ -383,6 +383,15 @@ def test_a_kernel_that_crashes_fails_its_check_alone(tmp_path):
     assert "by SIGABRT" in rows["crashing::last", "samples"]["note"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_check_ends_by_the_signal_that_ended_an_import(number, tmp_path):
+    (tmp_path / "ending.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    words = [sys.executable, "-m", "jitkern", "check", "ending"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == -number, done.stderr
+
+
 HANGING = """
 from pathlib import Path
 from jitkern.declare import Cpp, kernel

@@ -308,12 +308,7 @@ def test_build_environment_is_scrubbed():
     assert c.build_environment(("MINE",))["MINE"] == "2"
 
 
-# `jitkern run` and its programs import or start those of `adopt` without the settings; a text sees
-# what an import would.
-OF_THE_PROCESS = {
-    "adopt/events.py", "adopt/hook.py", "adopt/site/sitecustomize.py", "adopt/shim.py",
-    "adopt/start.py", "source/triton_facts.py",
-}  # fmt: skip
+OF_THE_PROCESS = {"source/triton_facts.py"}  # a text sees what an import would
 
 
 def test_no_other_file_reads_the_environment():

@@ -6,10 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from jitkern import adopt, cache_tools, config
+from jitkern import cache_tools, config
+from jitkern.cache import VERSION, layout
 from jitkern.cache_tools.check import counted, human_bytes
 from jitkern.cli.filters import add_filters, duration, named, opened, size, wanted
 from jitkern.cli.output import agreed, on_screen, print_json
+from jitkern.files import atomic
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -76,7 +78,8 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
     if not args.dry_run:
         cache = opened()
         paths = cache_tools.remove(cache, paths)
-        adopt.folders.forget(cache)
+        if layout.is_tagged(cache.root):
+            atomic.delete(cache.root / VERSION / "run")  # what earlier versions kept of other JITs
         sizes = dict(going)
         total = sum(sizes[path] for path in paths)
         done = f"{verb.removesuffix('e')}ed {counted(len(paths), 'entry')}, {human_bytes(total)}"
