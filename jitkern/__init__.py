@@ -8,10 +8,10 @@ Start with `jitkern.declare.kernel` (an op with kernels), `jitkern.pointwise` (a
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from jitkern._lazy import on_first_use
 
-TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
 if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names and no others
     from jitkern import cache_tools as cache_tools, declare as declare, ops as ops
     from jitkern._version import __version__ as __version__

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
-TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 def after_fork(*renewed: Any, held: Any = None) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
+import importlib
 import sys
+import threading
 import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 from jitkern._fork import after_fork
-
-TYPE_CHECKING = False  # as in `typing`, whose import would delay `jitkern run`
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
-    from typing import Any
 
 IMPORTED = time.time_ns()  # before any other module that runs; see runtime.code_version
 FORK_WAITS = 10.0  # seconds, at most, for imports of other threads
@@ -52,11 +50,11 @@ class _Importing:
     """
 
     def __init__(self) -> None:
-        self._gate = _thread.allocate_lock()
+        self._gate = threading.Condition()
         self._depths: dict[int, int] = {}  # of imports within imports, by thread
 
     def __enter__(self) -> None:
-        me = _thread.get_ident()
+        me = threading.get_ident()
         if me in self._depths:
             self._depths[me] += 1
             return
@@ -64,20 +62,17 @@ class _Importing:
             self._depths[me] = 1
 
     def __exit__(self, *_: object) -> None:
-        me = _thread.get_ident()
+        me = threading.get_ident()
         self._depths[me] -= 1
         if not self._depths[me]:
             with self._gate:
                 del self._depths[me]
+                self._gate.notify_all()
 
     def acquire(self) -> None:
         """Block new imports, and wait up to FORK_WAITS seconds for running ones."""
-        end = time.monotonic() + FORK_WAITS
         self._gate.acquire()
-        while not self._depths.keys() <= {_thread.get_ident()} and time.monotonic() < end:
-            self._gate.release()
-            time.sleep(0.001)
-            self._gate.acquire()
+        self._gate.wait_for(lambda: self._depths.keys() <= {threading.get_ident()}, FORK_WAITS)
 
     def release(self) -> None:
         """Let threads import again."""
@@ -85,8 +80,8 @@ class _Importing:
 
     def forget(self) -> None:
         """Forget, in a forked child, the threads of its parent."""
-        me = _thread.get_ident()
-        self._gate = _thread.allocate_lock()
+        me = threading.get_ident()
+        self._gate = threading.Condition()
         self._depths = {thread: n for thread, n in self._depths.items() if thread == me}
 
 
@@ -95,8 +90,7 @@ _importing = _Importing()
 
 def _imported(name: str) -> ModuleType:
     with _importing:
-        __import__(name)  # `importlib` would take a while
-        return sys.modules[name]
+        return importlib.import_module(name)
 
 
 after_fork(_importing.forget, held=_importing)

@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1404,
+    "beside": 1405,
     "files": 430,
     "config": 1001,
     "cache": 1888,
