@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.config import Config as Config, using as using
     from jitkern.devtools.roofline import roofline as roofline
     from jitkern.dropin.api import load as load, load_inline as load_inline
+    from jitkern.dropin.patch import patch_extensions as patch_extensions
     from jitkern.errors import (
         CacheError as CacheError,
         CompileError as CompileError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         LaunchError as LaunchError,
         LoadError as LoadError,
         NotCached as NotCached,
+        NotSupported as NotSupported,
         SettingError as SettingError,
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
@@ -78,6 +80,7 @@ _HOMES = {
     "flash_attention": "kernels_src.block_sparse_attention.flash_attention",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",
+    "patch_extensions": "dropin.patch",
     "patch_triton": "raw.patch",
     "prewarm": "prewarming.api",
     "roofline": "devtools.roofline",
@@ -90,6 +93,7 @@ _HOMES = {
     "CompilerNotFound": "errors",
     "CompileError": "errors",
     "LoadError": "errors",
+    "NotSupported": "errors",
     "LaunchError": "errors",
     "KVCacheFull": "errors",
     "CacheError": "errors",

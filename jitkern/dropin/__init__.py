@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         api as api,
         extension as extension,
         memo as memo,
+        patch as patch,
         pybind as pybind,
     )
 else:

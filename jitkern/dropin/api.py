@@ -11,6 +11,7 @@ from typing import Any
 
 from jitkern import config, dropin
 from jitkern.dropin import memo
+from jitkern.errors import NotSupported
 from jitkern.source.build_environment import ENVIRONMENT
 
 Paths = Sequence["str | os.PathLike[str]"]
@@ -44,9 +45,9 @@ def load_inline(
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
     and `use_pch` change nothing. Raises ValueError for `functions` of another type and for a name
-    that no module can have, TypeError for flags that are a string, NotImplementedError for SYCL,
-    TargetError if no arch is known, CompileError, CompilerNotFound, NotCached, LoadError,
-    CacheError.
+    that no module can have, TypeError for flags that are a string, NotSupported for SYCL and for
+    sources for ROCm, TargetError if no arch is known, CompileError, CompilerNotFound, NotCached,
+    LoadError, CacheError.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
@@ -116,9 +117,7 @@ def _texts(sources: str | Sequence[str] | None) -> list[str]:
 
 def _refuse_sycl(sources: object, with_sycl: bool | None) -> None:  # noqa: FBT001
     if sources or with_sycl:
-        raise NotImplementedError(
-            "jitkern compiles no SYCL: use torch.utils.cpp_extension for sycl_sources and with_sycl"
-        )
+        raise NotSupported("SYCL is compiled by torch.utils.cpp_extension alone")
 
 
 def call_of(

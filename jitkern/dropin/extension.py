@@ -18,7 +18,7 @@ from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, is_outdated, names_of
 from jitkern.dropin import memo
-from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached
+from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached, NotSupported
 from jitkern.files import atomic
 from jitkern.loading import library
 from jitkern.source import includes
@@ -77,13 +77,17 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
 
 
 def source_of(call: Mapping[str, Any], build_directory: str = "") -> Inline:
-    """Return the source that a call declares."""
+    """Return the source that a call declares. Raises NotSupported."""
+    import torch
+
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
     if not files:
         raise DeclarationError(f"`{call['name']}` has no sources: give at least one")
     any_cuda = any(file.endswith(CUDA_SUFFIXES) for file in files)
     with_cuda = any_cuda if call["with_cuda"] is None else call["with_cuda"]
+    if with_cuda and torch.version.hip:
+        raise NotSupported("sources for ROCm are compiled by torch.utils.cpp_extension alone")
     kinds = ("cflags", "cuda_cflags", "ldflags")
     flags = {name: tuple(includes.words(call[name])) for name in kinds}
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
@@ -124,12 +128,11 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
     try:
         entry, new = jit.ensure_and_tell(variant, target)
     except NotCached as e:
-        text, remedy, _ = str(e).partition(" Prewarm it: ")
-        call = (
-            " Call it once, with the same arguments, where compiling is allowed, and with this "
-            "cache or one that becomes a layer of it"
-        )
-        raise NotCached(text + call * bool(remedy), path=e.path) from None
+        raise NotCached(
+            str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
+            "where compiling is allowed, and with this cache or one that becomes a layer of it",
+            path=e.path,
+        ) from None
     assert isinstance(variant.source, Inline)
     outdated = not new and is_outdated(variant.source, entry)
     return (_again(variant, target), True) if outdated else (entry, new)

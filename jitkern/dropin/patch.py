@@ -1,0 +1,104 @@
+"""Programs that call `load` and `load_inline` of Torch themselves, through the cache."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from jitkern import config
+from jitkern._fork import after_fork
+from jitkern.dropin import api
+from jitkern.errors import NotCached, NotSupported
+from jitkern.target import unsupported
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_patches: list[ExtensionPatch] = []
+_replaced: dict[str, tuple[Any, Any]] = {}  # by name: Torch's function, and the one in its place
+
+
+class ExtensionPatch(AbstractContextManager["ExtensionPatch"]):
+    """A patch that `patch_extensions` has made, and the way back."""
+
+    def undo(self) -> None:
+        """Let Torch build again, unless another patch holds; a second time, do nothing."""
+        from torch.utils import cpp_extension
+
+        with _lock:
+            if self in _patches:
+                _patches.remove(self)
+            for name, (original, ours) in _replaced.items():
+                # If somebody has wrapped ours, it stays below the wrapper, and passes on to Torch.
+                if not _patches and getattr(cpp_extension, name) is ours:
+                    setattr(cpp_extension, name, original)
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+def patch_extensions() -> ExtensionPatch:
+    """Have `torch.utils.cpp_extension.load` and `load_inline` build through the cache.
+
+    They become `jitkern.load` and `jitkern.load_inline`, with the errors of these. Torch still
+    builds what jitkern cannot (SYCL, ROCm, on other systems than Linux with glibc), with a warning;
+    under JITKERN_COMPILE=never that is NotCached. Modules that have imported the functions by name
+    keep Torch's, and a warning names them. Holds in this process and its forks until `undo()`, or
+    to the end of a `with`.
+    """
+    from torch.utils import cpp_extension
+
+    patch = ExtensionPatch()
+    with _lock:
+        if not _patches:
+            for name in ("load", "load_inline"):
+                original = getattr(cpp_extension, name)
+                _replaced[name] = original, _through_the_cache(name, original)
+            _warn_of_holders(cpp_extension)
+            for name, (_, ours) in _replaced.items():
+                setattr(cpp_extension, name, ours)
+        _patches.append(patch)
+    return patch
+
+
+def _warn_of_holders(cpp_extension: object) -> None:
+    """Warn of the modules that have imported Torch's functions by name."""
+    ids = {id(original) for original, _ in _replaced.values()}
+    others = [(name, m) for name, m in [*sys.modules.items()] if m is not cpp_extension]
+    names = [n for n, m in others if ids & {*map(id, [*getattr(m, "__dict__", {}).values()])}]
+    if names:
+        _log.warning(
+            "patch_extensions comes too late for %s: what they have imported from "
+            "torch.utils.cpp_extension is Torch's; call it before",
+            ", ".join(sorted(names)),
+        )
+
+
+def _through_the_cache(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build(*args: Any, **keywords: Any) -> Any:
+        if not _patches:  # a module has kept this function
+            return original(*args, **keywords)
+        why: object = unsupported()
+        if not why:
+            try:
+                return getattr(api, name)(*args, **keywords)
+            except NotSupported as e:
+                why = e
+        what = (*args, keywords.get("name"))[0]
+        if config.current().compile == "never":
+            raise NotCached(
+                f"`{what}` is never in the cache: {why}. Torch would compile it, and compiling is "
+                "off (JITKERN_COMPILE=never): allow it, or load a library that was built before"
+            )
+        _log.warning("`%s` is left to Torch, which builds it without the cache: %s", what, why)
+        return original(*args, **keywords)
+
+    return build
+
+
+after_fork(_lock)
