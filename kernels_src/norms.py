@@ -88,11 +88,9 @@ def samples_of_gradient(device):
     yield grad.T, x.T, torch.randn(40, device=device)
 
 
-def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1, last=()):
+def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1):
     """Launch one of two kernels of rows, see `rows.launch`; x is the first of the tensors."""
-    forms.launch(
-        k, kernels, template, args, rows, cols, tensors, inputs=inputs, weighted=True, last=last
-    )
+    forms.launch(k, kernels, template, args, rows, cols, tensors, inputs=inputs, weighted=True)
 
 
 def walking(k, cols, size, inputs, sums):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         formula as formula,
         function as function,
         functions as functions,
-        fused as fused,
         helpers as helpers,
         kernel_texts as kernel_texts,
         launch as launch,

@@ -74,7 +74,6 @@ class Backward(Generic[F]):
                 f"{function.name}_backward",
                 replaced([*found.values()], new),
                 [every[i] for i in used],
-                eager=False,
                 results=[f"d_{function.argument_names[i]}" for i in found],
                 likes=[used.index(count + i) if count + i in used else -1 for i in found],
             )

@@ -12,7 +12,7 @@ import torch
 
 from jitkern.composition import expression
 from jitkern.composition.derivative import differentiable
-from jitkern.composition.expression import Node, with_reciprocals
+from jitkern.composition.expression import Node
 from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ class FormulaParameter(NamedTuple):
 class Definition:
     """The formula of each output, the parameters, and the place of the function.
 
-    eager: whether each operation rounds as PyTorch does. results: the names of the outputs, or "".
-    likes: for each output the position of the argument that gives its dtype, or -1. least: how many
-    arguments the op needs. defaults: of the others.
+    results: the names of the outputs, or "". likes: for each output the position of the argument
+    that gives its dtype, or -1. least: how many arguments the op needs. defaults: of the others.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Definition:
         *,
         module: str,
         place: tuple[str, int],
-        eager: bool = False,
         results: Sequence[str] = (),
         likes: Sequence[int] = (),
         function: Callable[..., Any] | None = None,
@@ -59,8 +57,8 @@ class Definition:
         dtypes: Sequence[torch.dtype] = SAMPLED,
     ) -> None:
         self.name, self.parameters = name, tuple(parameters)
-        self.outputs = with_reciprocals(outputs) if eager else tuple(outputs)
-        self.module, self.place, self.eager, self.function = module, place, eager, function
+        self.outputs = tuple(outputs)
+        self.module, self.place, self.function = module, place, function
         self.results = tuple(results) or ("",) * len(self.outputs)
         self.likes = tuple(likes) or (-1,) * len(self.outputs)
         self.samples, self.dtypes = samples, tuple(dtypes)
@@ -78,7 +76,7 @@ class Definition:
         """All that tells the op of this function from others of its name."""
         parameters = [tuple(parameter) for parameter in self.parameters]
         formulas = expression.canonical(self.outputs)
-        return formulas, parameters, self.eager, self.results, self.likes
+        return formulas, parameters, self.results, self.likes
 
     def like(
         self,
@@ -88,7 +86,7 @@ class Definition:
         **rest: Any,
     ) -> Self:
         """Return another function of this place, by default with the same results."""
-        own = {"eager": self.eager, "results": self.results, "likes": self.likes, **rest}
+        own = {"results": self.results, "likes": self.likes, **rest}
         return type(self)(
             name, outputs, parameters, module=self.module, place=self.place, dtypes=self.dtypes,
             function=self.function, **own,

@@ -91,21 +91,6 @@ def replaced(outputs: Sequence[Node], values: Mapping[int, Node]) -> tuple[Node,
     return tuple(new[output] for output in outputs)
 
 
-def with_reciprocals(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the expressions with a number times a reciprocal for a number over a tensor.
-
-    This is what PyTorch computes, and rounds twice.
-    """
-    new: dict[Node, Node] = {}
-    for one in ordered(outputs):
-        args = [new[arg] for arg in one.args]
-        if one.op == "div" and of_tensors(args[1]) and not of_tensors(args[0]):
-            new[one] = node("mul", node("reciprocal", args[1]), args[0])
-        else:
-            new[one] = node(one.op, *args, value=one.value)
-    return tuple(new[output] for output in outputs)
-
-
 def canonical(outputs: Sequence[Node]) -> str:
     """Return a text that is equal for equal expressions, whatever their inputs are called."""
     numbers: dict[Node, int] = {}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition import expression
-from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node, of_tensors
+from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node
 from jitkern.composition.table import TABLE
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
@@ -33,8 +33,6 @@ class Language(NamedTuple):
     """All in which CUDA and C++ differ.
 
     name, dtype: the fields to read of a row and of a dtype. function: before that of a formula.
-    unrounded: the operations for which PyTorch does not round a number to the dtype of the result
-    first. In C++, PyTorch takes a second factor or a divisor without dimensions for a number.
     """
 
     name: str
@@ -42,25 +40,21 @@ class Language(NamedTuple):
     function: str
     infinity: str
     nan: str
-    unrounded: tuple[str, ...]
 
 
-_SCALED = ("mul", "div")
 CUDA = Language(
     "cuda", "cuda", "__device__ __forceinline__ void",
-    "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)", ("add", "sub", *_SCALED),
+    "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)",
 )  # fmt: skip
-CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")', _SCALED)
+CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")')
 
 
 class Formula(NamedTuple):
     """A formula as a function in C++.
 
     name: of the formula. inputs, outputs: the names of its parameters, in order.
-    types: the template parameters that a call chooses dtypes for, beside `A`: the name, the steps
-    of the program whose dtypes are promoted to it, and what a floating-point one becomes: `all`,
-    the type `A`; `own`, float or double; `same`, itself; `scalar`, as `own` if the last step has
-    no dimensions, which does not count otherwise, else as `same`.
+    types: the template parameters that a call chooses dtypes for, beside `A`: the name, and the
+    steps of the program whose dtypes are promoted to it. A floating-point one becomes `A`.
     lines: the statements.
     fast: whether the function takes the template parameter FAST. text: the whole function.
     """
@@ -68,7 +62,7 @@ class Formula(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    types: tuple[tuple[str, tuple[int, ...], str], ...]
+    types: tuple[tuple[str, tuple[int, ...]], ...]
     lines: tuple[str, ...]
     headers: tuple[str, ...]
     fast: bool
@@ -91,14 +85,12 @@ def formula_of(
     inputs: Sequence[str],
     results: Sequence[str],
     language: Language,
-    *,
-    eager: bool = False,
 ) -> Formula:
     """Return the function of these expressions.
 
-    inputs, results: names in C of the inputs and the outputs. eager: round after each operation.
+    inputs, results: names in C of the inputs and the outputs.
     """
-    writer = _Writer(inputs, language, eager=eager, steps=expression.ordered(outputs))
+    writer = _Writer(inputs, language, steps=expression.ordered(outputs))
     for one in writer.steps:
         writer.write(one)
     for i, (one, result) in enumerate(zip(outputs, results)):
@@ -128,14 +120,12 @@ def formula_of(
 class _Writer:
     """The statements of a formula. steps: its nodes, operands first."""
 
-    def __init__(
-        self, inputs: Sequence[str], language: Language, *, eager: bool, steps: list[Node]
-    ) -> None:
+    def __init__(self, inputs: Sequence[str], language: Language, *, steps: list[Node]) -> None:
         self.lines: list[str] = []
-        self.types: dict[Any, tuple[str, tuple[int, ...], str]] = {}
+        self.types: dict[Any, tuple[str, tuple[int, ...]]] = {}
         self.headers: dict[str, None] = {}
         self.steps = steps
-        self._inputs, self._language, self._eager = inputs, language, eager
+        self._inputs, self._language = inputs, language
         self._names: dict[Node, str] = {}
         self._casts: dict[tuple[Node, str], str] = {}
         self._number = {one: number for number, one in enumerate(steps)}
@@ -199,20 +189,14 @@ class _Writer:
 
     def _computed(self, leaves: tuple[bool, frozenset[Any]], promoted: Sequence[Node]) -> str:
         floating, sources = leaves
-        if floating and not self._eager:
+        if floating:
             return "A"
-        if floating and not any(map(of_tensors, promoted)):
-            return "double"
         if _are_conditions(sources):
             return "bool"
-        return self._type_name("P", leaves, promoted, "own" if self._eager else "all")
-
-    def _type_name(self, letter: str, leaves: Any, steps: Sequence[Node], becomes: str) -> str:
-        key = letter, leaves
-        if key not in self.types:
-            name = f"{letter}{sum(known == letter for known, _ in self.types)}"
-            self.types[key] = name, tuple(self._number[one] for one in steps), becomes
-        return self.types[key][0]
+        if leaves not in self.types:
+            steps = tuple(self._number[one] for one in promoted)
+            self.types[leaves] = f"P{len(self.types)}", steps
+        return self.types[leaves][0]
 
     def _as(self, one: Node, kind: str) -> str:
         """Return the text of a node's value as this type."""
@@ -246,49 +230,17 @@ class _Writer:
         leaves = self._union(one.args) if is_condition else self._leaves[one]
         steps = one.args if is_condition else [one]
         common = self._computed(leaves, steps)  # in which operands are computed with
-        rounded = ""
-        if self._eager and common != "bool" and of_tensors(one):
-            rounded = self._type_name("R", leaves, steps, "same")
         operands = [self._as(arg, common) for arg in one.args]
         if row.rule == "where":
             operands[0] = self._as(one.args[0], "bool")
-        for place in (row.deciding or range(row.arity)) if rounded else ():
-            if own := self._converted_to(one, place, common, rounded):
-                operands[place] = f"{common}({own}({operands[place]}))"
         text = getattr(row, self._language.name) or row.cuda
-        if rounded and one.op == "div" and self._inverts(one):
-            operands[1] = self._as(one.args[1], "double")
-            text = f"{{0}} * {common}(1 / {{1}})"
         if row.wraps and common[0] == "P":
             operands = [f"wrap_({operand})" for operand in operands]
             text = f"held_({text})"
         text = text.format(*operands)
-        if self._eager:
-            text = text.replace("<FAST>", "<false>")
         if is_condition:
             return text
-        if rounded:
-            return f"{kind}({rounded}({text}))"
         return f"{kind}({text})" if row.wraps and kind[0] == "P" else text
-
-    def _inverts(self, one: Node) -> bool:
-        """Return whether PyTorch multiplies a quotient's dividend by the inverse of a number."""
-        return self._language is CUDA and of_tensors(one.args[0]) and not of_tensors(one.args[1])
-
-    def _converted_to(self, one: Node, place: int, kind: str, rounded: str) -> str:
-        """Return the dtype that PyTorch converts an operand to; "" if that changes nothing.
-
-        kind, rounded: the type of the operation, and the dtype of its operands and its result.
-        """
-        arg = one.args[place]
-        if not of_tensors(arg):
-            return "" if one.op in self._language.unrounded else rounded
-        if self._type(arg) == kind or not any(of_tensors(a) for a in one.args if a is not arg):
-            return ""
-        if place == 1 and one.op in _SCALED:
-            scalar = self._type_name("S", (self._leaves[one], arg), [one, arg], "scalar")
-            return scalar if self._language is CPP else rounded
-        return rounded
 
     def _converted(self, one: Node, kind: str) -> str:
         """Return the text of a conversion, which rounds where the dtype is narrower."""

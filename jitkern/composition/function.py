@@ -12,7 +12,6 @@ from typing import Any, Generic
 
 import torch
 
-from jitkern import composition
 from jitkern.composition import expression, registration
 from jitkern.composition.backward import Backward
 from jitkern.composition.definition import Definition, FormulaParameter, bound, numbered
@@ -221,10 +220,9 @@ class Pointwise(Definition, Generic[Result]):
     # ------------------------------------------------------------------ composition
 
     def __rshift__(self, then: Any) -> Any:
-        return composition.fused.joined(self, then, place_of(sys._getframe(1)))
-
-    def __rrshift__(self, first: Any) -> Any:
-        return composition.fused.joined(first, self, place_of(sys._getframe(1)))
+        if not isinstance(then, Pointwise):
+            return NotImplemented
+        return self.followed_by(then, place_of(sys._getframe(1)))
 
     def followed_by(self, then: Pointwise, place: Place) -> Pointwise:
         """Return `then` of the outputs of this function. Raises TypeError if they do not fit."""
@@ -236,11 +234,6 @@ class Pointwise(Definition, Generic[Result]):
                 f"{self.name} >> {then.name}: {self.name} gives {count} value{'s' * (count > 1)}, "
                 f"and {then.name} takes ({names}): its first arguments must be tensors for them"
             )
-        if self.eager != then.eager:
-            raise TypeError(
-                f"{self.name} >> {then.name}: one rounds once and the other as eager does; declare "
-                "both with the same round="
-            )
         offset = len(self.parameters)
         values = dict(enumerate(self.outputs))
         taken = {parameter.name for parameter in self.parameters}
@@ -250,7 +243,7 @@ class Pointwise(Definition, Generic[Result]):
             parameters.append(parameter._replace(name=numbered(parameter.name, taken)))
         made = type(self)(
             f"{self.name}_{then.name}", replaced(then.outputs, values), _ordered(parameters),
-            module=place[0], place=place[1:], eager=self.eager, results=then.results,
+            module=place[0], place=place[1:], results=then.results,
             dtypes=self.dtypes,
         )  # fmt: skip
         registration.announce(made)

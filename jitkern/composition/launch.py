@@ -159,15 +159,9 @@ def types_of(
     tensors = [value.dtype for value in values if isinstance(value, torch.Tensor)]
     template = dict(zip(templates, [*dtypes, *tensors]))
     template = {**template, "A": wide}
-    for name, steps, becomes in types:
-        weight = kinds[steps[-1]][1]
-        of_steps = steps[:1] if becomes == "scalar" else steps
-        dtype = promoted([kinds[step] for step in of_steps])
-        if dtype.is_floating_point and becomes == "all":
-            dtype = wide
-        elif dtype in HALVES and (becomes == "own" or (becomes == "scalar" and weight < 2)):
-            dtype = torch.float32
-        template = {**template, name: dtype}
+    for name, steps in types:
+        dtype = promoted([kinds[step] for step in steps])
+        template = {**template, name: wide if dtype.is_floating_point else dtype}
     return template, dtypes
 
 

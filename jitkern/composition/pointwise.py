@@ -7,13 +7,12 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import torch
 
 from jitkern.composition import (
     functions as _functions,  # noqa: F401  of Torch, for symbols
-    fused,
     registration,
     triton_functions,
 )
@@ -31,20 +30,18 @@ _ANNOTATED = KINDS | {kind: kind for kind in KINDS.values()}
 def compose(*parts: Any) -> Any:
     """Compose several functions into one: `compose(f, g)` is `f >> g`, f runs first.
 
-    parts: pointwise functions, and an op whose kernel takes them around it, if any (see
-        docs/pointwise.md); or `@triton.jit` functions of values, of which an op is made.
+    parts: pointwise functions, or `@triton.jit` functions of values, of which an op is made.
 
     Raises TypeError or DeclarationError for parts that do not fit.
     """
     place = place_of(sys._getframe(1))
     if parts and all(hasattr(part, "fn") for part in parts):
         return triton_functions.composed(parts, place)
-    if not parts or not all(isinstance(part, fused.PARTS) for part in parts):
+    if not parts or not all(isinstance(part, Pointwise) for part in parts):
         raise TypeError(
-            f"compose() takes pointwise functions and ops, or `@triton.jit` functions, got "
-            f"{parts!r:.200}"
+            f"compose() takes pointwise functions, or `@triton.jit` functions, got {parts!r:.200}"
         )
-    return functools.reduce(lambda first, then: fused.joined(first, then, place), parts)
+    return functools.reduce(lambda first, then: first.followed_by(then, place), parts)
 
 
 @overload
@@ -52,7 +49,6 @@ def pointwise(
     function: Callable[..., Result],
     /,
     *,
-    round: Literal["once", "eager"] = ...,
     samples: Callable[[str], Iterator[Any]] | None = ...,
     dtypes: Sequence[torch.dtype] = ...,
 ) -> Pointwise[Result]: ...
@@ -61,7 +57,6 @@ def pointwise(
 @overload
 def pointwise(
     *,
-    round: Literal["once", "eager"] = ...,
     samples: Callable[[str], Iterator[Any]] | None = ...,
     dtypes: Sequence[torch.dtype] = ...,
 ) -> Callable[[Callable[..., Result]], Pointwise[Result]]: ...
@@ -71,7 +66,6 @@ def pointwise(
     function: Any = None,
     /,
     *,
-    round: Literal["once", "eager"] = "once",  # noqa: A002  as the docs call it
     samples: Callable[[str], Iterator[Any]] | None = None,
     dtypes: Sequence[torch.dtype] = SAMPLED,
 ) -> Any:
@@ -80,13 +74,10 @@ def pointwise(
     The function runs once, on symbols. Its parameters are tensors. Those annotated `float`, `int`
     or `bool`, or with such a default, are numbers: other values need no other kernel.
 
-    round: "once", at the end; or "eager", to the dtype of each operation's result, as PyTorch does.
     samples: `f(device)` yields argument tuples for tests and prewarm; by default tensors of
         `dtypes`.
     Raises DeclarationError or TypeError for a function that cannot be followed.
     """
-    if round not in ("once", "eager"):
-        raise DeclarationError(f"pointwise(round={round!r}): it is 'once' or 'eager'")
     codes = codes_of_torch()
     for unknown in [dtype for dtype in dtypes if dtype not in [*codes]]:
         raise DeclarationError(
@@ -94,11 +85,11 @@ def pointwise(
             f"{', '.join(map(str, codes))}"
         )
     if function is None:
-        return functools.partial(_traced, eager=round == "eager", samples=samples, dtypes=dtypes)
-    return _traced(function, eager=round == "eager", samples=samples, dtypes=dtypes)
+        return functools.partial(_traced, samples=samples, dtypes=dtypes)
+    return _traced(function, samples=samples, dtypes=dtypes)
 
 
-def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: Any) -> Pointwise:
+def _traced(function: Callable[..., Any], *, samples: Any, dtypes: Any) -> Pointwise:
     code = getattr(function, "__code__", None)
     if code is None:
         raise DeclarationError(f"pointwise takes a Python function, got {function!r:.200}")
@@ -122,7 +113,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
             )
     made = Pointwise(
         name, [output.node for output in outputs], parameters, module=function.__module__ or "",
-        place=(code.co_filename, code.co_firstlineno), eager=eager, function=function,
+        place=(code.co_filename, code.co_firstlineno), function=function,
         samples=samples, dtypes=dtypes,
     )  # fmt: skip
     registration.announce(made)

@@ -72,25 +72,21 @@ def op_of(function: Definition, gradient: Backward[Any], cost: Callable[..., Any
     return once(name, lambda: _declare(name, function, gradient, cost))
 
 
-def once(
-    name: str, declare: Callable[[], Op], is_current: Callable[[Op], bool] = lambda _: True
-) -> Op:
-    """Return the op of this name; `declare` declares it if no thread has, or it is not current."""
+def once(name: str, declare: Callable[[], Op]) -> Op:
+    """Return the op of this name; `declare` declares it if no thread has."""
     with _declaring:
-        op = OPS.get(name)
-        return op if op and is_current(op) else declare()
+        return OPS.get(name) or declare()
 
 
 def _declare(
     name: str, function: Definition, gradient: Backward[Any], cost: Callable[..., Any]
 ) -> Op:
     cuda, cpu, fake = launch.launchers(function, formula(function, "cuda"))
-    separate = ("-fmad=false",) if function.eager else ()
     sources: dict[str, Source] = {
-        "cuda": Cuda(text=text_of(function, "cuda"), flags=separate),
+        "cuda": Cuda(text=text_of(function, "cuda")),
         "cpu": Cpp(
             text=text_of(function, "cpu"), native=True, openmp=True,
-            flags=(*_VECTORIZED, *(["-ffp-contract=off"] if function.eager else [])),
+            flags=_VECTORIZED,
         ),
     }  # fmt: skip
     likes, folder = function.likes, str(Path(function.place[0]).absolute().parent)
@@ -99,8 +95,7 @@ def _declare(
         fusible=True, nondifferentiable=gradient.nondifferentiable,
         module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
         launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
-        reference=function.function if function.eager and function.function
-        else reference_of(function.outputs, program_of(function.outputs), likes),
+        reference=reference_of(function.outputs, program_of(function.outputs), likes),
         samples=function.samples or default_samples(function), cost=cost,
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
@@ -130,9 +125,7 @@ def formula(function: Definition, device: str) -> Formula:
     inputs = [f"in{i}_{in_ascii(p.name)}" for i, p in enumerate(function.parameters)]
     outputs = [f"out{i}_{name}" if name else f"out{i}" for i, name in enumerate(function.results)]
     language = CUDA if device == "cuda" else CPP
-    return formula_of(
-        in_ascii(function.name), function.outputs, inputs, outputs, language, eager=function.eager
-    )
+    return formula_of(in_ascii(function.name), function.outputs, inputs, outputs, language)
 
 
 def text_of(function: Definition, device: str) -> str:

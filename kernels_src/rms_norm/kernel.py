@@ -70,25 +70,25 @@ def _(x, weight, eps, offset):
 
 
 @rms_norm.launch("cuda")
-def _(k, x, weight, eps, offset, epilogue=lambda _: ()):
+def _(k, x, weight, eps, offset):
     rows, cols = norms.matrix("rms_norm", x)
     w = norms.of_columns("rms_norm", x, weight)
     x, weight = x.contiguous(), norms.dense(weight)
     out = torch.empty_like(x)
     norms.launch_rows(
         k, (k.rms_norm, k.rms_norm_long), {"T": x.dtype, "W": w}, (out, x, weight, eps, offset),
-        rows, cols, (x, weight, out), last=epilogue(out),
+        rows, cols, (x, weight, out),
     )  # fmt: skip
     return out
 
 
 @rms_norm.launch("cpu")
-def _(k, x, weight, eps, offset, epilogue=lambda _: ()):
+def _(k, x, weight, eps, offset):
     rows, cols = norms.matrix("rms_norm", x)
     w = norms.of_columns("rms_norm", x, weight)
     x, weight = x.contiguous(), norms.dense(weight)
     out = torch.empty_like(x)
-    k.rms_norm[{"T": x.dtype, "W": w}](out, x, weight, eps, offset, rows, cols, *epilogue(out))
+    k.rms_norm[{"T": x.dtype, "W": w}](out, x, weight, eps, offset, rows, cols)
     return out
 
 

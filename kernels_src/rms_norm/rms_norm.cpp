@@ -1,11 +1,10 @@
 // out[r, i] = x[r, i] * scale[r] * factor[i], where scale[r] = 1 / sqrt(mean_i x[r, i]^2 + eps) and
 // factor[i] = weight[i] + offset.
-#include "epilogue.h"
 #include "rms_norm.h"
 
 template <typename T, typename W>
 void rms_norm(T* out, const T* x, const W* weight, double eps, double offset, int64_t rows,
-              int64_t cols EPILOGUE_PARAMETERS) {
+              int64_t cols) {
   using A = accumulator<T>;
   const A* factor = factors<A>(weight, offset, cols);
   for_rows(rows, cols, [=](int64_t r) {
@@ -13,7 +12,7 @@ void rms_norm(T* out, const T* x, const W* weight, double eps, double offset, in
     widen(v, x + r * cols, cols);
     const A scale = scale_of(v, eps, cols);
 #pragma omp simd
-    for (int64_t i = 0; i < cols; i++) v[i] = EPILOGUE(v[i] * scale * factor[i], r, i);
+    for (int64_t i = 0; i < cols; i++) v[i] = v[i] * scale * factor[i];
     narrow(out + r * cols, v, cols);
   });
 }

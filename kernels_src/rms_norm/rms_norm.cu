@@ -1,20 +1,17 @@
 // rms_norm in the forms of rows.cuh, its backward in those of column_sums.cuh.
-#include "epilogue.h"
 #include "rms_norm.cuh"
 
 template <typename T, typename W, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
 __global__ void __launch_bounds__(THREADS)
-    rms_norm(T *out, const T *x, const W *weight, double eps, double offset, long long rows, int cols EPILOGUE_PARAMETERS) {
-  const auto finish = [=](auto value, long long row, int column) { return EPILOGUE(value, row, column); };
+    rms_norm(T *out, const T *x, const W *weight, double eps, double offset, long long rows, int cols) {
   jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(
-      rms_norm_detail::forward<1, EDGES>(out, (T *)nullptr, x, (const T *)nullptr, weight, eps, offset, cols, finish), rows, cols);
+      rms_norm_detail::forward<1, EDGES>(out, (T *)nullptr, x, (const T *)nullptr, weight, eps, offset, cols), rows, cols);
 }
 template <typename T, typename W, int THREADS, bool EDGES>
 __global__ void __launch_bounds__(THREADS)
-    rms_norm_long(T *out, const T *x, const W *weight, double eps, double offset, int cols EPILOGUE_PARAMETERS) {
-  const auto finish = [=](auto value, long long row, int column) { return EPILOGUE(value, row, column); };
+    rms_norm_long(T *out, const T *x, const W *weight, double eps, double offset, int cols) {
   jitkern::rows_read_twice<THREADS, EDGES>(
-      rms_norm_detail::forward<1, EDGES>(out, (T *)nullptr, x, (const T *)nullptr, weight, eps, offset, cols, finish), cols);
+      rms_norm_detail::forward<1, EDGES>(out, (T *)nullptr, x, (const T *)nullptr, weight, eps, offset, cols), cols);
 }
 
 template <typename T, typename W, typename Q, int LANES, int THREADS, int VPT, int MORE, bool EDGES>

@@ -9,12 +9,12 @@ using namespace jitkern;
 __device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
 __device__ __forceinline__ double reciprocal_root(double x) { return rsqrt(x); }
 
-// y = finish(x * scale * factor), where x may be a sum: of the inputs, and the second output.
-template <typename T_, typename W, int INPUTS_, bool EDGES, class Finish> struct Forward {
+// y = x * scale * factor, where x may be a sum: of the inputs, and the second output.
+template <typename T_, typename W, int INPUTS_, bool EDGES> struct Forward {
   using T = T_;
   using A = widened<T>;
   struct State { A squares; };
-  struct Row { A scale; long long row; };
+  struct Row { A scale; };
   using Held = typename Factors<T, W, EDGES>::Held;
   static constexpr int INPUTS = INPUTS_, OUTPUTS = INPUTS_, V = vector_size<T>;
   const T *in[INPUTS];
@@ -22,7 +22,6 @@ template <typename T_, typename W, int INPUTS_, bool EDGES, class Finish> struct
   Factors<T, W, EDGES> factors;
   A eps, share;  // of a column in the mean
   int cols;
-  Finish finish;
 
   __device__ State none() const { return {0}; }
   __device__ A padding() const { return 0; }
@@ -37,7 +36,7 @@ template <typename T_, typename W, int INPUTS_, bool EDGES, class Finish> struct
     return s;
   }
   __device__ State merge(State a, State b) const { return {a.squares + b.squares}; }
-  __device__ Row row(State s, long long row, bool) const { return {reciprocal_root(s.squares * share + eps), row}; }
+  __device__ Row row(State s, long long, bool) const { return {reciprocal_root(s.squares * share + eps)}; }
   __device__ void results(Row r, const A (&v)[INPUTS][V], Held held, int column, A (&y)[OUTPUTS][V]) const {
     A factor[V];
     factors.load(held, factor);
@@ -52,20 +51,20 @@ template <typename T_, typename W, int INPUTS_, bool EDGES, class Finish> struct
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const A x = INPUTS == 2 ? v[0][i] + v[INPUTS - 1][i] : v[0][i];
-      if (!EDGES || (unsigned)(column + i) < (unsigned)cols) y[0][i] = finish(x * r.scale * factor[i], r.row, column + i);
+      if (!EDGES || (unsigned)(column + i) < (unsigned)cols) y[0][i] = x * r.scale * factor[i];
       if (INPUTS == 2) y[OUTPUTS - 1][i] = x;
     }
   }
 };
 
-template <int INPUTS, bool EDGES, typename T, typename W, class Finish>
-__device__ Forward<T, W, INPUTS, EDGES, Finish> forward(T *out, T *sum, const T *x, const T *residual, const W *weight,
-                                                        double eps, double offset, int cols, Finish finish) {
+template <int INPUTS, bool EDGES, typename T, typename W>
+__device__ Forward<T, W, INPUTS, EDGES> forward(T *out, T *sum, const T *x, const T *residual, const W *weight,
+                                                double eps, double offset, int cols) {
   using A = widened<T>;
   if constexpr (INPUTS == 1)
-    return {{x}, {out}, {weight, cols, 1, offset}, A(eps), A(1) / cols, cols, finish};
+    return {{x}, {out}, {weight, cols, 1, offset}, A(eps), A(1) / cols, cols};
   else
-    return {{x, residual}, {out, sum}, {weight, cols, 1, offset}, A(eps), A(1) / cols, cols, finish};
+    return {{x, residual}, {out, sum}, {weight, cols, 1, offset}, A(eps), A(1) / cols, cols};
 }
 
 // y = x * scale * factor in units of unit[row], with which the row's largest number is the largest of Q. The second

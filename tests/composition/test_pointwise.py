@@ -163,13 +163,12 @@ def test_promotes_as_torch(device, pair):
 
 @pytest.mark.long
 @on_each_device
-@pytest.mark.parametrize("rounds", ["once", "eager"])
-def test_the_order_of_promotions_matters(device, rounds):
+def test_the_order_of_promotions_matters(device):
     def orders(a, b, c, h):
         first, then = ((c + b) + a) // 7, ((c + a) + b) // 7
         return first, then, a.int() // c.int(), b.int() // a, c.int() // a, a / h, torch.sqrt(a) + h
 
-    function = pointwise(round=rounds)(orders)
+    function = pointwise(orders)
     a = torch.tensor([100, 100, 3], dtype=torch.int8, device=device)
     b, c = torch.tensor(300, device=device), torch.tensor([True, True, True], device=device)
     h = torch.tensor([0.3, 1.1, 7.7], dtype=torch.bfloat16, device=device)
@@ -186,10 +185,9 @@ def of_some_operands(a, b, c, alpha: float = 0.5):
 
 @pytest.mark.long
 @on_each_device
-@pytest.mark.parametrize("rounds", ["once", "eager"])
-def test_operands_that_scale_or_replace_decide_on_no_dtype(device, rounds):
+def test_operands_that_scale_or_replace_decide_on_no_dtype(device):
     """The factors of add, sub, addcmul and addcdiv, and the numbers of nan_to_num."""
-    function = pointwise(round=rounds)(of_some_operands)
+    function = pointwise(of_some_operands)
     for dtypes in (
         (torch.float16, torch.int64, torch.float32), (torch.bfloat16, torch.uint8, torch.float64),
     ):  # fmt: skip
@@ -769,8 +767,6 @@ def test_python_cannot_choose_by_a_value():
         pointwise(lambda x: x * 2**70)
     with pytest.raises(DeclarationError, match="depend on its tensors"):
         pointwise(lambda x: 2.0)
-    with pytest.raises(DeclarationError, match="round='twice'"):
-        pointwise(round="twice")
     for dtype in ("floot", torch.complex64):
         with pytest.raises(DeclarationError, match=rf"dtypes=\[.*{dtype}.*that kernels know, as "):
             pointwise(dtypes=[dtype])
@@ -823,41 +819,6 @@ def test_the_launch_function_is_traced(case):
     first, again = bias(x, b), served(bias.op, x, b)
     assert torch.equal(first, again)
     assert first.stride() == again.stride()
-
-
-@pytest.mark.long
-@on_each_device
-def test_rounds_as_eager_does(device):
-    """To the bit, where each operation is correctly rounded."""
-    for dtype in (torch.bfloat16, torch.float32):
-        x, y = randn(1000, device=device, dtype=dtype), randn(1000, device=device, dtype=dtype)
-        got = stepwise(x, y)
-        assert torch.equal(got, torch.where(x > y, x * y + x, abs(x / y) - y))
-        leaves = x.clone().requires_grad_(), y
-        assert torch.isfinite(torch.autograd.grad(stepwise(*leaves).sum(), leaves[0])[0]).all()
-
-
-def beside_others(x, n, h, z, alpha: float, k: int):
-    return (
-        x + 0.1, 0.1 - x, x * 0.3, x / 0.3, 0.3 / x, x == 0.3, x >= 0.1, torch.where(x > 0, x, 0.3),
-        torch.clamp(x, -0.3, 0.1), x + n, n - x, x * n, x / n, x < n, torch.where(x > 0, n, x), x * h,
-        h * x, x / h, h / x, x - h, x > h, (alpha * alpha + k / 3) * x, alpha / x + alpha, x * k + k,
-        n * 0.1 + x, n / 7 - x, x.to(torch.float16) * 0.1 + n.short(), (x * 0.7 + n) * z, x.float() + n,
-    )  # fmt: skip
-
-
-@pytest.mark.long
-@on_each_device
-def test_rounds_operands_as_eager_does(device):
-    """Numbers and integers that the dtype of an operation cannot hold, and tensors of no dimensions."""
-    x = torch.cat([randn(500), torch.tensor([0.1, -0.1, 0.3, -2.25, 3008.0])]).to(device)
-    n = torch.arange(2900, 3405, device=device, dtype=torch.int32)
-    h, z = torch.tensor(0.3, device=device), randn(505, device=device, dtype=torch.float64)
-    for dtype in (torch.bfloat16, torch.float16):
-        args = x.to(dtype), n, h, z, 0.7, 2049
-        results = pointwise(round="eager")(beside_others)(*args)
-        for i, (got, want) in enumerate(zip(results, beside_others(*args))):
-            assert got.dtype == want.dtype and torch.equal(got, want), (i, dtype)
 
 
 def whole(x, y):
@@ -921,22 +882,6 @@ def test_any_byte_but_zero_is_true(device):
         for got, want in zip(function(b, n), of_bools(b, n)):
             assert torch.equal(got, want)
             assert want.dtype != torch.bool or got.view(torch.uint8).max() <= 1
-
-
-def test_eager_rounding_takes_no_shortcut():
-    assert "FAST" in pointwise(torch_exp).source("cuda").partition("_flat")[0].partition("exp_<")[2]
-    text = pointwise(round="eager")(torch_exp).source("cuda")
-    assert "R0(exp_<false>(" in text
-    assert "-fmad=false" in stepwise.op.sources["cuda"][0].flags
-
-
-def torch_exp(x):
-    return torch.exp(x)
-
-
-@pointwise(round="eager")
-def stepwise(x, y):
-    return torch.where(x > y, x * y + x, abs(x / y) - y)
 
 
 def test_is_pickled_and_copied_as_itself():

@@ -15,19 +15,10 @@ from row_calls import (
 )
 
 import jitkern.ops as ops
-from jitkern import pointwise
 
 pytestmark = pytest.mark.common_cache
 
 LENGTHS = (128, 256, 1024, 2048, 4096, 16376, 40000, 128256)
-
-
-@pointwise
-def silu(value):
-    return F.silu(value)
-
-
-activated = ops.rms_norm >> silu
 
 
 @pytest.mark.long
@@ -128,7 +119,6 @@ def test_gradients(device):
     for ours, theirs in (
         (ops.rms_norm, norm),
         (lambda x, w: ops.add_rms_norm(x, x, w), lambda x, w: (norm(x + x, w), x + x)),
-        (activated, lambda x, w: F.silu(norm(x, w))),
     ):
         leaves = [t.clone().requires_grad_() for t in (x, weight)]
         torch.testing.assert_close(gradients(ours, *leaves), gradients(theirs, *leaves))
@@ -145,15 +135,6 @@ def test_nobody_pays_for_gradients_that_nobody_needs(device):
     x.requires_grad_()
     (of_total,) = torch.autograd.grad(ops.add_rms_norm(x, x.detach(), weight)[1].sum(), x)
     assert torch.equal(of_total, torch.ones_like(x))
-
-
-@pytest.mark.long
-@each_device
-def test_an_epilogue_is_one_kernel(device):
-    for shape in ((3, 64), (3, 33), (2, 40000)):
-        x, weight = torch.randn(shape, device=device), torch.randn(shape[-1], device=device)
-        wanted = F.silu(F.rms_norm(x, shape[-1:], weight, 1e-6))
-        torch.testing.assert_close(activated(x, weight), wanted)
 
 
 @pytest.mark.long
@@ -211,7 +192,6 @@ def test_calls_run_no_python(device):
         served(ops.add_rms_norm_quantized, args[0], *args, device=device)
     served(ops.rms_norm_backward, x, x, weight, None, 1e-6, 0.0, True, False, device=device)
     served(ops.rms_norm_backward, x, x, weight, x, 1e-6, 0.0, False, True, device=device)
-    served(activated.op, x, weight, 1e-6, 0.0, device=device)
 
 
 def test_what_does_not_fit_is_refused():
