@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,20 @@ from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
 _IS_ON = {getattr(torch.Tensor, f"is_{device}").__get__: device for device in ("cuda", "cpu")}
+
+
+@contextlib.contextmanager
+def same_random_numbers(device: str) -> Iterator[None]:
+    """Have Torch draw the same numbers in each such block, and go on after it as before it.
+
+    Else the sizes of a sample, and so the records of its calls, would be others in each process.
+    """
+    here = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(here):
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would seed all GPUs, too
+        if here:
+            torch.cuda.manual_seed(0)
+        yield
 
 
 class ShapesAlone(TorchFunctionMode):

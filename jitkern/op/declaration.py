@@ -89,8 +89,9 @@ class DeclaredOp:
         return sorted(declared, key=lambda source: source.kind != preferred)
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
-        """Return the samples as argument tuples."""
-        return list(self.each_sample(device))
+        """Return the samples as argument tuples, with the same random numbers each time."""
+        with calls.samples.same_random_numbers(device):
+            return list(self.each_sample(device))
 
     def each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
         """Yield the samples as argument tuples."""
@@ -115,7 +116,7 @@ class DeclaredOp:
         drawn: list[calls.samples.Sample] = []
         function: Any = self.declaration.samples
         try:
-            with calls.samples.ShapesAlone():
+            with calls.samples.same_random_numbers("meta"), calls.samples.ShapesAlone():
                 for number, args in enumerate(self.each_sample("meta"), 1):
                     problem = self.problem_of(number, args)
                     drawn.append(calls.samples.Sample(f"sample {number}", args, problem))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import LONGEST
 
-from jitkern import config
+from jitkern import config, testing
 from jitkern.cache import events
 from jitkern.compilers import compiler_for
 from jitkern.config import background
@@ -319,6 +319,32 @@ def test_samples_may_leave_out_defaults(declare):
     assert [variant.label for variant in needs_of(op, op.sources["cpu"][0], "cpu").variants] == [
         "scale.f32"
     ]
+
+
+def sizes_to_prewarm(op):
+    testing.forget_samples(op)
+    return [sample.args[0].shape for sample in op.prewarm_samples()]
+
+
+def sizes_to_check(op):
+    return [x.shape for (x,) in op.sample_inputs("cpu")]
+
+
+@pytest.mark.parametrize("sizes", [sizes_to_prewarm, sizes_to_check])
+def test_samples_of_random_sizes_are_the_same_in_each_process(declare, monkeypatch, sizes):
+    op = declare()
+    op.samples(lambda _: (torch.empty(torch.randint(10**9, ()), device="meta") for _ in range(3)))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", None)  # GPUs go on with their own numbers
+    found, before, after = [], [], []
+    for _ in range(2):
+        torch.default_generator.seed()
+        before.append(torch.get_rng_state())
+        found.append(sizes(op))
+        after.append(torch.get_rng_state())
+    assert found[0] == found[1]
+    assert len({*found[0]}) == 3
+    assert not torch.equal(*before)
+    assert all(map(torch.equal, before, after))
 
 
 @pytest.mark.long
