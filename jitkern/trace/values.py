@@ -45,10 +45,14 @@ def homes_of(function: types.FunctionType) -> tuple[str, str]:
 
 
 def is_ordered(value: Any) -> bool:
-    """Whether the sets in a plain value have one order in all processes: those of integers."""
-    if type(value) is frozenset:
-        return all(type(item) in (int, bool) for item in value)
-    return type(value) is not tuple or all(map(is_ordered, value))
+    """Whether a plain value holds no set: a set has another order in each process.
+
+    That of texts follows their hashes. That of integers follows how the set was made, and a `.pyc`
+    makes one in another way than the compiler of Python did.
+    """
+    if type(value) is tuple:
+        return all(map(is_ordered, value))
+    return type(value) is not frozenset
 
 
 _HARMLESS = (id(min), id(max))
@@ -118,8 +122,7 @@ def _of_torch() -> dict[int, str]:
 def spelled(value: Any) -> str:
     """Return a text of a plain value, different for different values, the same in each process."""
     if type(value) is frozenset:
-        members = map(spelled, value)
-        return f"frozenset({[*members] if is_ordered(value) else sorted(members)})"
+        return f"frozenset({sorted(map(spelled, value))})"
     if type(value) is tuple:
         return f"({', '.join(map(spelled, value))})"
     return f"{type(value).__name__} {value!r}"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import marshal
 import math
 import operator
 import os
@@ -122,7 +123,8 @@ ORDERED = {
     "in a constant": (lambda k, x: str(x.dtype) in {"torch.float16", "torch.bfloat16"}, True),
     "in a name": (lambda k, x: x.dtype in HALVES, True),
     "items": (lambda k, x: [value for _, value in {"a": 1, "b": 2}.items()], True),
-    "integers": (lambda k, x: [*FEW], True),
+    "integers": (lambda k, x: [*FEW], False),
+    "in integers": (lambda k, x: x.shape[0] in FEW, True),
 }  # fmt: skip
 
 
@@ -132,11 +134,30 @@ def test_the_order_of_a_set_is_of_one_process(name):
     assert bool(identity_of(function)) == has_records
 
 
-def test_the_order_of_a_set_of_integers_is_part_of_the_identity(monkeypatch):
-    before = identity_of(ORDERED["integers"][0])
-    monkeypatch.setitem(globals(), "FEW", frozenset((0, 8)))
-    assert [*FEW] == [0, 8]
-    assert identity_of(ORDERED["integers"][0]) != before
+def in_another_order(values):
+    """Return a set of values that are plain, and an equal one that is iterated in another order."""
+    pairs = itertools.permutations(values, 2)
+    one, other = next((a, b) for a, b in pairs if [*frozenset((a, b))] != [*frozenset((b, a))])
+    return frozenset((one, other)), frozenset((other, one))
+
+
+@pytest.mark.parametrize("values", [[0, 8], [f"name{i}" for i in range(9)]], ids=["int", "str"])
+def test_the_order_of_a_set_is_no_part_of_the_identity(monkeypatch, values):
+    found = set()
+    for few in in_another_order(values):
+        monkeypatch.setitem(globals(), "FEW", few)
+        found.add(identity_of(ORDERED["in integers"][0]))
+    assert len(found) == 1
+    assert None not in found
+
+
+def test_code_of_a_pyc_has_the_identity_of_its_source():
+    compiled = compile("lambda k, x: x.shape[0] in {7, 15}", "", "eval")
+    read = marshal.loads(marshal.dumps(compiled))  # as from a .pyc
+    functions = [eval(code, {}) for code in (compiled, read)]
+    orders = [[*c] for f in functions for c in f.__code__.co_consts if type(c) is frozenset]
+    assert orders[0] != orders[1]
+    assert identity_of(functions[0]) == identity_of(functions[1]) is not None
 
 
 def up(x):
