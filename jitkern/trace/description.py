@@ -15,7 +15,7 @@ import hashlib
 import sys
 import types
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class _Description:
     def __init__(self, module: str) -> None:
         self.own = _KERNELS if module.startswith(f"{_KERNELS}.") else module.partition(".")[0]
         self._seen: dict[int, tuple[int, Any]] = {}  # numbers, by ids of objects that are kept
+        self._left = _MOST
 
     def of(self, value: Any) -> Any:  # noqa: PLR0911  a table of cases
         """Return the text of a value, or a tuple of texts."""
@@ -62,7 +63,8 @@ class _Description:
             return value.__self__.__name__, value.__name__
         if id(value) in self._seen:
             return "again", self._seen[id(value)][0]
-        if len(self._seen) > _MOST:
+        self._left -= 1
+        if self._left < 0:
             return self._unknown(value)
         self._seen[id(value)] = len(self._seen), value
         return self._new(kind, value)
@@ -82,12 +84,22 @@ class _Description:
         if kind in (list, tuple):
             return kind.__name__, *map(self.of, tuple(value))
         if kind in (set, frozenset):  # which other threads may change
-            return kind.__name__, *sorted(map(self.of, tuple(value)), key=repr)
+            return kind.__name__, *sorted(map(self._member, tuple(value)))
+        if isinstance(value, AbstractSet):  # which `pickle` takes apart in its order
+            return self._unknown(value)
         if kind in (dict, types.MappingProxyType):
             return "dict", *((self.of(key), self.of(item)) for key, item in tuple(value.items()))
         if kind is functools._lru_cache_wrapper:
             return kind.__name__, self.of(value.__wrapped__)
         return self._object(value)
+
+    def _member(self, value: Any) -> str:
+        """Return the text of a member of a set, whatever members come before it."""
+        outside, self._seen = self._seen, {**self._seen}
+        try:
+            return repr(self.of(value))
+        finally:
+            self._seen = outside
 
     def _function(self, function: types.FunctionType) -> Any:
         code, scope = function.__code__, function.__globals__

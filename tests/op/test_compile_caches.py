@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -265,3 +266,35 @@ def test_what_cannot_be_told_is_another_one_in_each_process():
         nested = [nested]
     assert description.description_of("m", [nested]) != description.description_of("m", [nested])
     assert description.PROCESS in description.description_of("m", [threading.Lock()])
+
+
+class Kept:
+    """An object that a set holds by its address; `rank` says where it comes in the set's order."""
+
+    def __init__(self, rank, *parts):
+        self.rank, self.parts = rank, parts
+
+    def __hash__(self):
+        return self.rank
+
+    def __reduce__(self):
+        return Kept, (), self.parts
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_is_described_the_same_whatever_its_order(kind):
+    shared = ["a"]
+    orders = [kind((Kept(n, 1, shared), Kept(m, 2, shared))) for n, m in ((0, 1), (1, 0))]
+    assert [[one.parts[0] for one in order] for order in orders] == [[1, 2], [2, 1]]
+    one, other = (description.description_of(__name__, [order, shared]) for order in orders)
+    assert one == other
+    assert description.PROCESS not in one
+
+
+class OwnSet(set):
+    """A set of another class, which is copied and pickled in its order."""
+
+
+@pytest.mark.parametrize("value", [OwnSet("ab"), weakref.WeakSet(), {"a": 1}.keys()])
+def test_another_kind_of_set_is_of_its_process(value):
+    assert description.PROCESS in description.description_of(__name__, [value])
