@@ -25,6 +25,7 @@ from jitkern.source.kinds import (
     Source,
     Triton,
     Unit,
+    strings,
     true_or_false,
     unknown_keyword,
 )
@@ -80,12 +81,11 @@ def kernel(
         body = _body_around(frame)
         if body is not None:  # of a module that calls a function of another one, to make ops
             module = str(body.f_globals.get("__name__", ""))
-        if isinstance(nondifferentiable, str):
-            nondifferentiable = (nondifferentiable,)
+        named = (nondifferentiable,) if isinstance(nondifferentiable, str) else nondifferentiable
         true_or_false("fusible", fusible)
         declaration = Declaration(
-            sources, fusible=fusible, nondifferentiable=tuple(nondifferentiable), module=module,
-            place=place, prewarm=prewarm,
+            sources, fusible=fusible, module=module, place=place, prewarm=prewarm,
+            nondifferentiable=strings("nondifferentiable", named),
         )  # fmt: skip
         return _declare(schema, declaration, body.f_code if body is not None else None)
     except DeclarationError as e:

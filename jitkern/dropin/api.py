@@ -45,9 +45,9 @@ def load_inline(
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
     and `use_pch` change nothing. Raises ValueError for `functions` of another type and for a name
-    that no module can have, TypeError for flags that are a string, NotSupported for SYCL and for
-    sources for ROCm, TargetError if no arch is known, CompileError, CompilerNotFound, NotCached,
-    LoadError, CacheError.
+    that no module can have, TypeError for flags that are a string or a set, NotSupported for SYCL
+    and for sources for ROCm, TargetError if no arch is known, CompileError, CompilerNotFound,
+    NotCached, LoadError, CacheError.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
@@ -140,8 +140,9 @@ def call_of(
             "name of letters, digits and `_`, or pass is_python_module=False"
         )
     for flags in (cflags, cuda_cflags, ldflags, include):
-        if isinstance(flags, str):
-            raise TypeError(f"`{name}`: `{flags}` is a string: give a list of flags or folders")
+        if isinstance(flags, (str, set, frozenset)):
+            kind = "string" if isinstance(flags, str) else "set, which has no order"
+            raise TypeError(f"`{name}`: `{flags}` is a {kind}: give a list of flags or folders")
     return {
         "name": name,
         "with_cuda": with_cuda,

@@ -9,7 +9,7 @@ import copy
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -92,6 +92,8 @@ def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tu
         raise _refusal(f"{name}={value!r} is a dict: give a list; {remedy}")
     if not isinstance(value, Iterable):
         raise _refusal(f"{name}={value!r} is not a list: give a list of strings")
+    if isinstance(value, AbstractSet):
+        raise _refusal(f"{name}={value!r} is a set, of another order in each process: give a list")
     wrong = [item for item in value if not isinstance(item, (str, *among))]
     if wrong:
         remedy = f"write {str(wrong[0])!r}"

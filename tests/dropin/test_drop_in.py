@@ -164,10 +164,12 @@ def test_functions_of_another_type_are_a_value_error():
             jitkern.load_inline(name="x", cpp_sources="", functions=functions)
 
 
-def test_flags_that_are_a_string_are_refused():
+def test_flags_that_are_no_list_are_refused():
     for argument in ("extra_cflags", "extra_ldflags", "extra_include_paths"):
         with pytest.raises(TypeError, match="`x`: `-O3` is a string: give a list"):
             jitkern.load_inline(name="x", cpp_sources="", functions=["f"], **{argument: "-O3"})
+        with pytest.raises(TypeError, match="`x`: .* is a set, which has no order: give a list"):
+            jitkern.load_inline(name="x", cpp_sources="", functions=["f"], **{argument: {"-O3"}})
 
 
 def test_a_name_that_no_module_can_have_is_refused_at_once():

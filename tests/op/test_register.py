@@ -120,6 +120,10 @@ def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
     [
         ({"fusible": "no"}, "fusible='no': write True or False"),
         ({"prewarm": "f32[3]"}, r"prewarm='f32\[3\]' is a string: give a list, \['f32\[3\]'\]"),
+        (
+            {"nondifferentiable": {"out"}},
+            r"nondifferentiable=\{'out'\} is a set, of another order .*: give a list",
+        ),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused(options, says):
