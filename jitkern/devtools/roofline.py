@@ -198,7 +198,7 @@ def _usual(samples: list[float], device: torch.device) -> float:
     return statistics.median(samples) if device.type == "cuda" else min(samples)
 
 
-def launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+def launch(function: str, vectors: int, y: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
     """Return a launch of a kernel of `ceilings.cu`, with so many vectors a block."""
     count = x.nbytes // 16
     keywords = {"grid": -(-count // vectors), "block": 256}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         devices as devices,
         geometry as geometry,
         kernels as kernels,
+        launched as launched,
         measure as measure,
         packing as packing,
         parameters as parameters,

@@ -53,7 +53,7 @@ class Kernels:
     """
 
     def __init__(
-        self, start: Callable[[Call], None], choose: Choose | None = None,
+        self, start: Callable[[Call], object], choose: Choose | None = None,
         device: Device | None = None, strides: Strides | None = None,
     ) -> None:  # fmt: skip
         self._start = start

@@ -24,6 +24,7 @@ from jitkern.launch.autotune import Choice, Question
 from jitkern.launch.call import Call, check_strides, checked_address, expanded, variant_of
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
+from jitkern.launch.launched import LaunchedKernel
 from jitkern.launch.packing import ArgumentPacker
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap
@@ -42,11 +43,15 @@ RETRY = 60.0  # seconds after which a background build that failed is tried agai
 
 
 class PreparedLaunch(NamedTuple):
-    """A kernel that is loaded: its name in messages (`what`), and its packs."""
+    """A kernel that is loaded: its name in messages (`what`), and its packs.
+
+    launched: what a launch of a Triton kernel returns.
+    """
 
     compiled: Compiled
     what: str
     packs: ArgumentPacker | None
+    launched: LaunchedKernel | None
 
 
 class Runner:
@@ -66,28 +71,29 @@ class Runner:
         self._lock = threading.Lock()
         after_fork(self._lock)
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: Call) -> LaunchedKernel | None:
+        """Start a launch; returns the kernel if it is Triton's."""
         if call.strides and call.strides.questions:
             with torch._C.DisableTorchFunction():  # what is asked here, the function does not ask
-                self._begin(call)
-        else:
-            self._begin(call)
+                return self._begin(call)
+        return self._begin(call)
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: Call) -> LaunchedKernel | None:
         ready = self._ready.get(_form(call))
         packs = ready.packs if ready else None
         values = packs.packed(call.args, call.strides) if packs else None
         if ready is None or values is None:
             if call.strides:
                 check_strides(self.where, self.source, call, call.strides.refuses)
-            self._start(self.expanded(call))
-        elif self.source.runs == HOST:
+            return self._start(self.expanded(call))
+        if self.source.runs == HOST:
             ready.compiled.function.call(values, ready.what)
         else:
             shape = plain_geometry(call.keywords) or geometry_of(
                 ready.what, ready.compiled, call.keywords
             )
             self._launch_cuda(ready.compiled, values, shape)
+        return None
 
     @functools.cached_property
     def present(self) -> PresentDevice:
@@ -200,8 +206,8 @@ class Runner:
             raise Unsupported("its configurations are others than when it was called")
         return choice
 
-    def _start(self, call: Call) -> None:
-        compiled, what, _ = self._of(call)
+    def _start(self, call: Call) -> LaunchedKernel | None:
+        compiled, what, _, launched = self._of(call)
         passed = arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_value(what, *both) for both in zip(compiled.parameters, args)]
@@ -209,6 +215,7 @@ class Runner:
             compiled.function.call(values, what)
         else:
             self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
+        return launched
 
     def compiled(self, call: Call) -> Compiled:
         """Return the variant that a call needs, loaded."""
@@ -219,16 +226,19 @@ class Runner:
         pair = None
         if self.source.in_python:  # whose variant depends on the arguments, too
             pair = variant_of(self.op, self.source, call, self.where)
-            form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options)
+            how = call.keywords.get("cooperative"), call.keywords.get("pdl")
+            form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options, *how)
         if form not in self._ready:
             variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
             checks = pair or any(map(table_of, compiled.parameters))  # each tensor of a table
             packs = None if checks else ArgumentPacker(compiled.parameters, self.device)
+            what = f"`{call.function}` of {self.where}"
             self._ready[form] = PreparedLaunch(
-                compiled, f"`{call.function}` of {self.where}", packs
-            )
+                compiled, what, packs,
+                LaunchedKernel(what, self._start, self.device, call, compiled) if pair else None,
+            )  # fmt: skip
         return self._ready[form]
 
     def loaded(self, variant: Variant) -> Any:

@@ -140,6 +140,16 @@ class CudaFunction:
             )
         self._rooms.append(room)  # the driver has taken a copy
 
+    def attribute(self, number: int, device: int) -> int:
+        """Return an attribute of the kernel on `device`, by its number. Raises LaunchError."""
+        value = c_int()
+        _check(
+            _driver().cuKernelGetAttribute(ctypes.byref(value), number, self._kernel, device),
+            f"asking for attribute {number} of {self._name}",
+            LaunchError,
+        )
+        return value.value
+
     def _room(self) -> _Room:
         cells = self._cells()
         first = ctypes.addressof(cells)
@@ -154,11 +164,8 @@ class CudaFunction:
         if self._set.get(place, 0) >= smem:
             return
         with _lock:
-            now = c_int()
-            _driver().cuKernelGetAttribute(
-                ctypes.byref(now), _MAX_DYNAMIC_SHARED, self._kernel, device
-            )
-            self._change(_MAX_DYNAMIC_SHARED, max(now.value, smem), device)
+            now = self.attribute(_MAX_DYNAMIC_SHARED, device)
+            self._change(_MAX_DYNAMIC_SHARED, max(now, smem), device)
 
     def _change(self, number: int, value: int, device: int) -> None:
         """Set an attribute of the kernel on `device`, unless it is set. Raises LaunchError."""

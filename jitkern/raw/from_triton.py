@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitkern import config, jit, source
 from jitkern.cache.entry import Entry
@@ -22,6 +22,9 @@ from jitkern.source.triton_decorators import TRITON_OPTIONS
 from jitkern.source.triton_globals import live_function
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.launch.launched import LaunchedKernel
 
 _log = logging.getLogger(__name__)
 _NAMED_AS = "name a Triton function as `package.module:name` or `path/to/file.py:name`"
@@ -61,26 +64,28 @@ class TritonKernel(RawKernel):
             self._live = live_function(self.source, self.function)
         return self._live
 
-    def __call__(self, *args: Any, grid: Any, **keywords: Any) -> None:
-        """Launch the kernel on the current stream of its tensors' device.
+    def __call__(self, *args: Any, grid: Any, **keywords: Any) -> LaunchedKernel | None:
+        """Launch the kernel on the current stream of its tensors' device, and return it.
 
         keywords: arguments by name, constexprs among them, and `num_warps` and the like.
         Raises LaunchError.
         """
         try:
-            self._start(self._call(args, {"grid": grid, **keywords}))
+            return self._start(self._call(args, {"grid": grid, **keywords}))
         except BaseException as e:
             config.trim(e)
             raise
 
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+    def run(
+        self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any
+    ) -> LaunchedKernel | None:
         """Launch, or for a `warmup` compile: what Torch and decorators call of a function."""
-        if warmup:
-            self.compile(*args, **keywords)
-        else:
-            self(*args, grid=grid, **keywords)
+        if not warmup:
+            return self(*args, grid=grid, **keywords)
+        self.compile(*args, **keywords)
+        return None
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
+    def __getitem__(self, grid: Any) -> Callable[..., LaunchedKernel | None]:
         return functools.partial(self.__call__, grid=grid)
 
     def variants(self, *args: Any, **keywords: Any) -> list[Variant]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
@@ -13,6 +14,9 @@ from jitkern.launch.call import Call
 from jitkern.launch.devices import Devices
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.launch.launched import LaunchedKernel
 
 _LONGEST = 80  # characters of a file's name that the names of entries contain
 
@@ -36,16 +40,16 @@ class RawKernel:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.function} of {self.source.paths[0]}>"
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: Call) -> LaunchedKernel | None:
         runner = self._devices.runner(self.source, self._devices.device_of(call.args))
         try:
-            runner(call)
+            return runner(call)
         except NotCached as e:
             waits = config.current().compile == "background" and not jit.capturing()
             if not waits or not isinstance(e.variant, Variant):
                 raise self._not_cached(e) from None
             jit.ensure(e.variant, runner.target)  # there is no reference to run meanwhile
-            runner(call)
+            return runner(call)
 
     def _target(self, target: Target | str | None) -> Target:
         return target_of(target) or self._devices.target()

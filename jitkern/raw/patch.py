@@ -79,18 +79,18 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
         self._kernels[function] = kernel
         return kernel
 
-    def launch(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Launch a function through the cache; return whether that was possible."""
+    def launch(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Launch a function through the cache, and return the kernel, or NotImplemented."""
         kernel = self.kernel_of(function)
         if kernel is None:
-            return False
+            return NotImplemented
         try:
-            kernel(*args, **keywords)
+            launched: Any = kernel(*args, **keywords)
         except _REFUSALS as e:
             self.refuse(function, e)
-            return False
+            return NotImplemented
         self._served.add(function)
-        return True
+        return launched
 
     def refuse(self, function: Any, why: Exception) -> None:
         """Leave a function to Triton: this launch if others were served, else from now on.
@@ -115,9 +115,10 @@ def patch_triton(*packages: str | ModuleType) -> TritonPatch:
         are imported already or later.
 
     A function that jitkern does not take, or a launch that it refuses, goes to Triton as before,
-    with a warning; `refused` of the result lists them. A launch returns None, where Triton returns
-    its compiled kernel. `wrap_triton` and `torch.compile` take the functions as before. Holds until
-    `undo()`, or to the end of a `with`. Raises TypeError for what is not a package.
+    with a warning; `refused` of the result lists them. A launch returns a kernel to be launched
+    again, as Triton's does: it has `metadata`, `n_regs` and `n_spills`, and no more. A `warmup`,
+    `wrap_triton` and `torch.compile` go to Triton as before. Holds until `undo()`, or to the end of
+    a `with`. Raises TypeError for what is not a package.
     """
     names = tuple(p.__name__ if isinstance(p, ModuleType) else p for p in packages)
     if not names or not all(str(name).replace(".", "").isidentifier() for name in names):
@@ -146,8 +147,9 @@ def _through_the_cache(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(function: Any, /, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Any:
         for patch in () if warmup else _patches:
-            if patch.launch(function, args, {"grid": grid, **keywords}):
-                return None
+            launched = patch.launch(function, args, {"grid": grid, **keywords})
+            if launched is not NotImplemented:
+                return launched
         return original(function, *args, grid=grid, warmup=warmup, **keywords)
 
     return run

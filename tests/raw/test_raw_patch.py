@@ -55,6 +55,9 @@ def doubled(x, kernel=double, **options):
 """
 
 
+LAUNCHED = object()
+
+
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     (tmp_path / "patched_library" / "ops").mkdir(parents=True)
@@ -75,6 +78,7 @@ def launches(monkeypatch):
     def made(function):
         def kernel(*args, grid, **keywords):
             seen.append((function, args, keywords))
+            return LAUNCHED
 
         return kernel
 
@@ -91,7 +95,8 @@ def test_a_package_launches_through_the_cache_until_undone(library, launches):
     with jitkern.patch_triton(library) as patch:
         kernels = kernels_of(library)  # imported after the patch
         for kernel in (kernels.double, kernels.tuned):
-            kernels.doubled(torch.zeros(128), kernel, num_warps=8)
+            launch = kernel[(1,)]
+            assert launch(torch.zeros(128), torch.zeros(128), 128, num_warps=8) is LAUNCHED
     assert [function for function, _, _ in launches] == [kernels.double, kernels.tuned]
     assert [keywords for _, _, keywords in launches] == [{"num_warps": 8}] * 2
     assert patch.taken == [f"{library}.ops.kernels:double", f"{library}.ops.kernels:tuned"]
@@ -150,6 +155,7 @@ def test_decorators_of_a_class_of_its_own_stay_with_it(library, monkeypatch):
         seen.append((kernel.function, keywords))
         if keywords["num_warps"] == 8:
             raise LaunchError("too many")
+        return LAUNCHED
 
     monkeypatch.setattr(TritonKernel, "__call__", launch)
     kernels = kernels_of(library)
@@ -180,6 +186,27 @@ def test_a_package_that_is_not_there_is_warned_of(library, caplog):
         pass
     (message,) = caplog.messages
     assert "there is no package `no_such_library.ops`" in message
+
+
+@pytest.mark.gpu
+def test_what_a_launch_returned_launches_again(library):
+    kernels = kernels_of(library)
+    x = torch.randn(1000, device="cuda")
+    triton_s = kernels.double[(8,)](torch.empty_like(x), x, 1000, BLOCK=128)
+    with jitkern.patch_triton(library):
+        out, again, tuned = torch.zeros(3, 1000, device="cuda").unbind()
+        ours = kernels.double[(8,)](out, x, 1000, BLOCK=128)
+        for kernel in (triton_s, ours):
+            again.zero_()
+            kernel[(8, 1, 1)](again, x, 1000, 128)
+            assert again.equal(2 * x)
+        chosen = kernels.tuned[lambda meta: (1000 // meta["BLOCK"] + 1,)](tuned, x, 1000)
+        chosen[(1000, 1, 1)](again.zero_(), x, 1000, False, 0)
+        assert out.equal(2 * x)
+        assert tuned.equal(again)
+    for name in ("num_warps", "shared", "num_ctas", "launch_pdl", "launch_cooperative_grid"):
+        assert getattr(ours.metadata, name) == getattr(triton_s.metadata, name), name
+    assert (ours.n_regs, ours.n_spills) == (triton_s.n_regs, triton_s.n_spills)
 
 
 @pytest.mark.gpu
