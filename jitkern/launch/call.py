@@ -26,6 +26,7 @@ class Call(NamedTuple):
     """A launch that a launch function requests.
 
     strides: what it has asked about those of its tensors; None: it may pass any.
+    config: what was chosen among the configurations of `@triton.autotune`.
     """
 
     function: str
@@ -33,6 +34,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     keywords: dict[str, Any]
     strides: Strides | None = None
+    config: TritonConfig | None = None
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -64,7 +66,7 @@ def expanded(
     choose: picks one of the function's configurations for these arguments by name. A `grid` that is
     a function is called here.
     """
-    template, keywords = dict(call.template), call.keywords
+    template, keywords, config = dict(call.template), call.keywords, None
     named: dict[str, Any] = {}
     defaults: dict[str, Constant] = {}
     if source.in_python:
@@ -96,7 +98,7 @@ def expanded(
                     keywords = {name: value, **keywords}
     if callable(keywords.get("grid")):
         keywords = {**keywords, "grid": keywords["grid"]({**defaults, **named, **template})}
-    return call._replace(template=tuple(template.items()), keywords=keywords)
+    return call._replace(template=tuple(template.items()), keywords=keywords, config=config)
 
 
 def all_configurations(op: str, source: Source, call: Call) -> Iterator[Call]:

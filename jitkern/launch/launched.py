@@ -38,6 +38,7 @@ class LaunchedKernel:
     a constexpr does not count.
 
     start: launches what it is given, on `device`. call: the launch that has compiled it.
+    choice: the number of its configuration, if it was chosen by `@triton.autotune`.
     """
 
     _what = "a kernel"
@@ -50,6 +51,7 @@ class LaunchedKernel:
         compiled_in = dict(variant.template)
         self._what, self._start, self._device, self._compiled = what, start, device, compiled
         declared = declared_in(what, variant.source, variant.function)
+        self.choice = None if call.config is None else declared.configs.index(call.config)
         self._names = declared.parameters
         self._passed = [i for i, name in enumerate(self._names) if name not in compiled_in]
         options = {name: value for name, value in call.keywords.items() if name != "grid"}

@@ -90,6 +90,11 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
             self.refuse(function, e)
             return NotImplemented
         self._served.add(function)
+        if launched.choice is not None:
+            tuner = function
+            while not hasattr(tuner, "configs"):  # below `@triton.heuristics`
+                tuner = tuner.fn
+            tuner.best_config = tuner.configs[launched.choice]  # as Triton's own launch does
         return launched
 
     def refuse(self, function: Any, why: Exception) -> None:

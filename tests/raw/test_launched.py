@@ -232,7 +232,7 @@ def test_it_keeps_no_tensor_alive(driver, kernels):
     kernel[(1,)](*tensors(), 256, 2.0, 64, None)
 
 
-def test_a_tuned_kernel_keeps_its_configuration(driver, kernels, monkeypatch):
+def test_a_tuned_function_tells_its_choice_and_keeps_it(driver, kernels, monkeypatch):
     asked = []
 
     def choose(op, source, target, device, question, run, *, cold):
@@ -242,6 +242,7 @@ def test_a_tuned_kernel_keeps_its_configuration(driver, kernels, monkeypatch):
     monkeypatch.setattr(autotune, "choose", choose)
     out, x = tensors()
     kernel = kernels.tuned[lambda meta: (256 // meta["BLOCK"],)](out, x, 256)
+    assert kernels.tuned.fn.best_config is kernels.tuned.fn.configs[1]  # as LibEntry reads it
     kernel[(3,)](out, x, 256, True, 128)
     kernel[(3,)](out, x, 100, False, 64)  # compiled in are EVEN=True and BLOCK=128
     assert [grid[0] for _, grid, _ in driver.launches] == [2, 3, 3]

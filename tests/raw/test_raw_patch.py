@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def doubled(x, kernel=double, **options):
 """
 
 
-LAUNCHED = object()
+LAUNCHED = SimpleNamespace(choice=None)
 
 
 @pytest.fixture
@@ -201,7 +202,8 @@ def test_what_a_launch_returned_launches_again(library):
             kernel[(8, 1, 1)](again, x, 1000, 128)
             assert again.equal(2 * x)
         chosen = kernels.tuned[lambda meta: (1000 // meta["BLOCK"] + 1,)](tuned, x, 1000)
-        chosen[(1000, 1, 1)](again.zero_(), x, 1000, False, 0)
+        block = kernels.tuned.best_config.kwargs["BLOCK"]
+        chosen[(1000 // block + 1, 1, 1)](again.zero_(), x, 1000, False, block)
         assert out.equal(2 * x)
         assert tuned.equal(again)
     for name in ("num_warps", "shared", "num_ctas", "launch_pdl", "launch_cooperative_grid"):
