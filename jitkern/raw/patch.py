@@ -85,17 +85,17 @@ class TritonPatch(AbstractContextManager["TritonPatch"]):
         if kernel is None:
             return NotImplemented
         try:
-            launched: Any = kernel(*args, **keywords)
+            launched = kernel(*args, **keywords)
         except _REFUSALS as e:
             self.refuse(function, e)
             return NotImplemented
         self._served.add(function)
-        if launched.choice is not None:
-            tuner = function
+        if launched and launched.choice is not None:
+            tuner: Any = function
             while not hasattr(tuner, "configs"):  # below `@triton.heuristics`
                 tuner = tuner.fn
             tuner.best_config = tuner.configs[launched.choice]  # as Triton's own launch does
-        return launched
+        return launched or kernel  # both can be launched again
 
     def refuse(self, function: Any, why: Exception) -> None:
         """Leave a function to Triton: this launch if others were served, else from now on.
