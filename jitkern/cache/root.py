@@ -260,7 +260,8 @@ def reason_of(e: OSError) -> str:
     if e.errno in _REASONS:
         return _REASONS[e.errno]
     if e.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{e.filename} is a file; remove it, or point JITKERN_CACHE_DIR at a directory"
+        what = "a link to no directory" if Path(e.filename or "").is_symlink() else "a file"
+        return f"{e.filename} is {what}; remove it, or point JITKERN_CACHE_DIR at a directory"
     if e.errno in _NOT_WRITABLE:
         return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
     return f"{e.strerror or e}; point JITKERN_CACHE_DIR elsewhere if it stays so"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

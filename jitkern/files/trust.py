@@ -23,6 +23,7 @@ from jitkern.named_tuple import NamedTuple
 if TYPE_CHECKING:
     from jitkern.config import Config
 
+MAX_LINKS = 40  # of a path; Linux refuses one with more
 TOUCH = 3600.0  # seconds between two notes that a file was used
 DESCRIPTORS = "/proc/self/fd"
 INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
@@ -95,8 +96,9 @@ def layer_of(root: Path, trust: Trust) -> Layer | str:
 def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     """Return the reason why code must not be loaded from the user root, or "".
 
-    The root must be owned by this user and writable by nobody else; a directory above it may be
-    writable by all only if sticky, like /tmp. For a missing root only the directories above count.
+    The root must be owned by this user and writable by nobody else. On the way to it, links must be
+    owned by this user or root, and a directory may be writable by all only if sticky, like /tmp.
+    For a missing root only the way to it counts.
     """
     if root in trusted:
         return ""
@@ -104,12 +106,7 @@ def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
         reason = why_untrusted_entry(root.stat(), {os.geteuid()})
         if reason:
             return f"{root} {reason}"
-    for parent in Path(os.path.realpath(root)).parents:
-        with contextlib.suppress(OSError):
-            mode = parent.stat().st_mode
-            if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return f"{parent}, a parent of {root}, is writable by every user"
-    return ""
+    return _why_untrusted_way(root, modes=True)
 
 
 def distrust_root_of_layer(root: Path) -> str:
@@ -118,7 +115,7 @@ def distrust_root_of_layer(root: Path) -> str:
         reason = why_untrusted_entry(root.stat(), {os.geteuid(), 0})
     except OSError as e:
         reason = f"cannot be examined: {e.strerror}"
-    return f"{root} {reason}" if reason else ""
+    return f"{root} {reason}" if reason else _why_untrusted_way(root, modes=False)
 
 
 def why_untrusted_entry(status: os.stat_result, owners: set[int] | frozenset[int]) -> str:
@@ -127,6 +124,29 @@ def why_untrusted_entry(status: os.stat_result, owners: set[int] | frozenset[int
         return f"belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"is writable by others (mode {stat.S_IMODE(status.st_mode):o})"
+    return ""
+
+
+def _why_untrusted_way(root: Path, *, modes: bool) -> str:
+    """Return the reason why another user could make the path `root` lead elsewhere, or "".
+
+    modes: whether the modes of directories count, and not only the owners of links.
+    """
+    place, ahead, links = Path("/"), [*reversed(root.parts)], 0
+    with contextlib.suppress(OSError):  # the rest is missing or unreachable
+        while ahead and links < MAX_LINKS:
+            step = place / ahead.pop()  # "/" begins anew
+            status = step.lstat()
+            open_to_all = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+            if stat.S_ISLNK(status.st_mode):
+                if status.st_uid not in (0, os.geteuid()):
+                    return f"{step}, a link on the way to {root}, belongs to user {status.st_uid}"
+                ahead += reversed(step.readlink().parts)
+                links += 1
+            elif modes and open_to_all and stat.S_ISDIR(status.st_mode):
+                return f"{step}, a parent of {root}, is writable by every user"
+            else:
+                place = step
     return ""
 
 
