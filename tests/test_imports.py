@@ -26,7 +26,7 @@ found["compiles"] = jitkern.stats()["compiles"]
 print(json.dumps(found))
 """
 OF_A_MISS = (
-    "filelock", "ninja", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
+    "ninja", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
     "jitkern.source.key", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
     "jitkern.compilers.result", "jitkern.compilers.triton.build",
 )  # fmt: skip

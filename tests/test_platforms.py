@@ -27,7 +27,7 @@ sys.platform, sys.modules["fcntl"] = "win32", None
 SYSTEMS = {"macOS": DARWIN, "Linux without glibc (as with musl)": MUSL, "Windows": WINDOWS}
 CHILD = """
 import contextlib, io, json, os, sys
-import filelock, platformdirs, torch  # which ask for the real system as they are imported
+import platformdirs, torch  # which ask for the real system as they are imported
 {system}
 import jitkern
 from jitkern.cli import main

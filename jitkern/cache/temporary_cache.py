@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from jitkern._fork import after_fork
+from jitkern.cache.lock import locked
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 
@@ -65,7 +66,7 @@ def new_root_in(directory: str | None) -> Path:
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
         with contextlib.suppress(OSError):  # without locks no process sweeps either
-            locked(path, wait=True)
+            locked(path, os.O_DIRECTORY, wait=True)
         if path.is_dir():  # otherwise the root was swept before it was locked
             return path
 
@@ -83,24 +84,6 @@ def _delete_unlocked(path: Path) -> None:
     """Delete a root of this user. Raises OSError where it is locked or no directory."""
     if path.lstat().st_uid != os.geteuid():
         return
-    descriptor = locked(path, wait=False)
+    descriptor = locked(path, os.O_DIRECTORY, wait=False)
     atomic.delete(path)
     os.close(descriptor)
-
-
-def locked(path: Path, *, wait: bool) -> int:
-    """Lock a directory and return a descriptor that holds the lock until all its copies are closed.
-
-    Raises OSError.
-    """
-    import fcntl  # not on Windows
-
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), path.lstat()):
-            raise FileNotFoundError(path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -42,7 +42,7 @@ TESTED = (  # pairs of Python and Torch: see `make test-matrix`
     ("3.14", "2.15.0"),
 )
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is not a command
-NEEDED = ("platformdirs", "filelock", "ninja")
+NEEDED = ("platformdirs", "ninja")
 HEADERS = (("cuda_fp16.h", "cudart"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
 MOST_ENTRIES = 1000  # entries that are read to see which compilers made them
 

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 
-import filelock
 import pytest
 
 from jitkern import config
@@ -100,13 +99,6 @@ def test_somebody_elses_lock_directory_is_not_used(tmp_path):
     link = tmp_path / "jitkern"
     link.symlink_to(tmp_path)
     assert lock.lock_directory(config.current()) != link
-
-
-def test_the_package_filelock_sees_the_same_lock(tmp_path):
-    with lock.held("name", "x"), pytest.raises(filelock.Timeout):
-        filelock.FileLock(tmp_path / "jitkern" / "name.lock", timeout=0).acquire()
-    with filelock.FileLock(tmp_path / "jitkern" / "name.lock", timeout=0):
-        pass
 
 
 def test_a_lock_file_that_was_deleted_guards_nothing(tmp_path, monkeypatch):

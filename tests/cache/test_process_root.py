@@ -85,11 +85,11 @@ def test_what_is_not_a_root_of_this_user_stays(run, tmp_path, monkeypatch):
 def test_a_root_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
     lock, swept = temporary_cache.locked, []
 
-    def late(path, *, wait):
+    def late(path, flags, *, wait):
         if wait and not swept:
             swept.append(path)
             temporary_cache.sweep(tmp_path)
-        return lock(path, wait=wait)
+        return lock(path, flags, wait=wait)
 
     monkeypatch.setattr(temporary_cache, "locked", late)
     path = temporary_cache.new_root_in(str(tmp_path))

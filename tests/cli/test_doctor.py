@@ -115,7 +115,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     assert (code, report["ok"], checks["nvrtc"].ok) == (1, False, False)
     assert checks["nvrtc"].remedy == 'pip install "cuda-toolkit[nvrtc]==13.0.*"'
     assert {
-        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "filelock", "ninja", "cryptography",
+        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "ninja", "cryptography",
         "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
     } <= set(checks)  # fmt: skip
     lines = cli("doctor")[1].splitlines()

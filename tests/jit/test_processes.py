@@ -184,7 +184,7 @@ if {warm}:
     subprocess.Popen.__init__ = refuse
 x = torch.randn(4, 5)
 jitkern.ops.vec_add(x, x), jitkern.ops.softmax(x)
-print(jitkern.stats()["compiles"], [m for m in ("triton", "sympy", "filelock") if m in sys.modules])
+print(jitkern.stats()["compiles"], [m for m in ("triton", "sympy", "jitkern.cache.lock") if m in sys.modules])
 """
     assert run_python(code.format(warm=False)).stdout.startswith("2 ")
     done = run_python(code.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
@@ -205,7 +205,7 @@ def test_a_forked_child_computes(run_python):
 def test_import_compiles_nothing_and_touches_no_disk_or_device(tmp_path, cache_dir, fresh_python):
     done = fresh_python(
         "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
-        "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'filelock', 'sympy') if m in set(sys.modules) - before])"
+        "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'jitkern.cache.lock', 'sympy') if m in set(sys.modules) - before])"
     )
     assert done.stdout == "False 0 []\n", done.stderr
     assert not cache_dir.exists()

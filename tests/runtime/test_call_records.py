@@ -334,7 +334,7 @@ import sys, torch
 if {warm}:
     class Refuse:
         def find_spec(self, name, *_):
-            if name in ("jitkern.trace.trace", "jitkern.launch.runner", "triton", "filelock"):
+            if name in ("jitkern.trace.trace", "jitkern.launch.runner", "triton", "jitkern.cache.lock"):
                 raise AssertionError(f"a warm process imported {{name}}")
     sys.meta_path.insert(0, Refuse())
 import jitkern.ops
