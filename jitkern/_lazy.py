@@ -78,8 +78,8 @@ class _Importing:
         """Let threads import again."""
         self._gate.release()
 
-    def forget(self) -> None:
-        """Forget, in a forked child, the threads of its parent."""
+    def _at_fork_reinit(self) -> None:
+        """Forget, in a forked child, the threads of its parent, as a lock of Python's does."""
         me = threading.get_ident()
         self._gate = threading.Condition()
         self._depths = {thread: n for thread, n in self._depths.items() if thread == me}
@@ -93,4 +93,4 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-after_fork(_importing.forget, held=_importing)
+after_fork(held=_importing)

@@ -138,3 +138,119 @@ def test_a_fork_waits_for_an_import_of_another_thread(run_python, tmp_path):
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     assert done.stdout == "3\n", done.stderr
+
+
+REGISTERED_DURING_A_FORK = """
+import os
+lock, events = None, []
+
+def during():  # after the hooks of `_fork`: those that are registered last run first
+    global lock
+    if lock is None:
+        import threading
+        from jitkern._fork import after_fork
+        lock = threading.Lock()
+        lock.acquire()
+        after_fork(lambda: events.append("renewed"), held=lock)
+
+os.register_at_fork(before=during)
+if {known}:
+    import jitkern._fork
+for _ in range(2):
+    if not (child := os.fork()):
+        os._exit(0 if lock.acquire(timeout=0) and events else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lock.locked(), events)
+    if lock.locked():
+        lock.release()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("known", [False, True], ids=["even the first", "a later"])
+def test_a_fork_frees_no_lock_that_it_did_not_take(fresh_python, known):
+    """A module that another thread imports meanwhile registers its lock, and takes it."""
+    done = fresh_python(REGISTERED_DURING_A_FORK.format(known=known))
+    assert (done.stdout, done.stderr) == ("0 True []\n0 False []\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_takes_the_locks_of_imports_that_it_waited_for(run_python, tmp_path):
+    room = tmp_path / "room"
+    room.mkdir()
+    room.joinpath("__init__.py").write_text(
+        "from jitkern._lazy import on_first_use\n__getattr__ = on_first_use(__name__)\n"
+    )
+    room.joinpath("part.py").write_text(
+        "import sys, threading, time\n"
+        "from jitkern._fork import after_fork\n"
+        "sys.began.set()\ntime.sleep(0.5)\n"
+        "class Lock:\n"
+        "    calls = []\n"
+        "    def acquire(self): self.calls.append('taken')\n"
+        "    def release(self): self.calls.append('freed')\n"
+        "    def _at_fork_reinit(self): self.calls.append('renewed')\n"
+        "after_fork(held=Lock())\n"
+    )
+    done = run_python(
+        "import os, sys, threading\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import jitkern, room\n"
+        "jitkern._lazy.FORK_WAITS = 250.0\n"
+        "sys.began = threading.Event()\n"
+        "thread = threading.Thread(target=lambda: room.part.Lock)\n"
+        "thread.start(); sys.began.wait()\n"
+        "if not (child := os.fork()):\n"
+        "    print(room.part.Lock.calls, flush=True); os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "print(room.part.Lock.calls)\n"
+    )
+    assert done.stdout == "['taken', 'renewed']\n['taken', 'freed']\n", done.stderr
+
+
+FORKS_MEANWHILE = """
+import os, signal, sys, threading
+import torch
+from jitkern.declare import Cpp, kernel
+
+ops, errors, done = [], [], []
+for i in range(4):
+    op = kernel(f"forks::f{i}(Tensor x) -> Tensor", cpu=Cpp(text=f'extern "C" void f(float* o) {{ *o = {i}; }}'))
+    @op.launch("cpu")
+    def _(k, x):
+        out = x.new_empty(())
+        k.f(out)
+        return out
+    ops.append(op)
+
+def work(i):
+    try:
+        if ops[i](torch.ones(())).item() != i:
+            errors.append("wrong")
+    except BaseException as e:
+        errors.append(repr(e))
+    done.append(i)
+
+def fork():
+    while len(done) < len(ops):
+        if not (child := os.fork()):
+            signal.alarm(250)
+            work(CHILD)
+            os._exit(len(errors))
+        if os.waitpid(child, 0)[1]:
+            errors.append("a child failed")
+
+threads = [threading.Thread(target=work, args=(i,)) for i in range(len(ops))]
+threads += [threading.Thread(target=fork) for _ in range(FORKS)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(errors)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("forks", [1, 2], ids=["one thread forks", "two threads fork"])
+@pytest.mark.parametrize("child", [0, 3])
+def test_first_compiles_bear_forks_of_other_threads(run_python, forks, child):
+    done = run_python(f"FORKS, CHILD = {forks}, {child}\n{FORKS_MEANWHILE}")
+    assert (done.stdout, done.stderr) == ("[]\n", "")
