@@ -15,6 +15,7 @@ from jitkern.config import hide_internal_frames
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import attach, discover, registering
 from jitkern.op.declaration import Declaration
+from jitkern.op.execution import Execution
 from jitkern.op.op import OPS, Op
 from jitkern.source.kinds import (
     SOURCES,
@@ -87,7 +88,7 @@ def kernel(
             sources, fusible=fusible, module=module, place=place, prewarm=prewarm,
             nondifferentiable=strings("nondifferentiable", named),
         )  # fmt: skip
-        return _declare(schema, declaration, body.f_code if body is not None else None)
+        return _declare(schema, declaration, body)
     except DeclarationError as e:
         raise DeclarationError(f"{place}{e}") from e.__cause__
 
@@ -152,10 +153,10 @@ def _placed(
     return sources
 
 
-def _declare(schema: str, declaration: Declaration, execution: types.CodeType | None) -> Op:
-    """Declare an op, or replace the declaration that an earlier run of the same module made.
+def _declare(schema: str, declaration: Declaration, body: types.FrameType | None) -> Op:
+    """Declare an op, or declare anew what an earlier run of the same module declared.
 
-    execution: the module's body or the cell that runs; None if that is not known. Raises
+    body: the module's body or the cell that runs; None if that is not known. Raises
     DeclarationError.
     """
     signature = Signature(schema)
@@ -168,21 +169,22 @@ def _declare(schema: str, declaration: Declaration, execution: types.CodeType | 
                 f"`{signature.schema}` are {', '.join((*signature.outputs, *tensors))}"
             )
     op = OPS.get(name)
+    before = op.newest if op is not None else declaration
+    of_one_file = _file_of(before.place) == _file_of(declaration.place)
     if op is None:
         op = registered(signature, declaration)
     elif (
-        op.module != module
-        or execution is None
-        or execution is op.execution
-        or (module != "__main__" and _file_of(op.place) != _file_of(declaration.place))
+        before.module != module
+        or body is None
+        or body.f_code is op.execution
+        or (module != "__main__" and not of_one_file)
     ):
-        modules = dict.fromkeys(f"`{m}`" for m in (op.module, module) if m)
+        modules = dict.fromkeys(f"`{m}`" for m in (before.module, module) if m)
         remedy = "give one of them another name, or another namespace"
-        of_one_file = _file_of(op.place) == _file_of(declaration.place)
         if of_one_file and len(modules) == 2 and "`__main__`" in modules:
             remedy = "a script is imported, too: put its ops into a module of their own"
         elif not of_one_file and len(modules) == 1:
-            remedy = f"first in {_file_of(op.place)}: two copies of the package are on sys.path"
+            remedy = f"first in {_file_of(before.place)}: two copies of the package are on sys.path"
         raise DeclarationError(
             f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: {remedy}"
         )
@@ -193,8 +195,8 @@ def _declare(schema: str, declaration: Declaration, execution: types.CodeType | 
             "of a notebook), or give the op another name"
         )
     else:
-        op.declare_again(declaration)
-    op.execution = execution
+        op.declare_again(declaration, Execution.of(body))
+    op.execution = body.f_code if body is not None else None
     return op
 
 

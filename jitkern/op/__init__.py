@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         compile_cache_key as compile_cache_key,
         declaration as declaration,
         dispatch as dispatch,
+        execution as execution,
         gradient as gradient,
         needed_kernels as needed_kernels,
         op as op,

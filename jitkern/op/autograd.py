@@ -15,6 +15,7 @@ from jitkern.op.recording import RECORDED, plainly_on
 
 if TYPE_CHECKING:
     from jitkern.op.declaration import DeclaredOp
+    from jitkern.op.gradient import Gradient
 
 
 class Autograd:
@@ -35,21 +36,26 @@ class Autograd:
         self.op = op
         self.slot: int | None = None
 
-    def follow_gradient(self) -> None:
-        """Record calls with the op's present gradient from now on."""
+    def follow(self, gradient: Gradient | None) -> None:
+        """Let C++ record calls with this gradient from now on; None: leave them to Python."""
         if self.slot is not None:
-            recording.GRADIENTS[self.slot] = self.op.gradient
+            recording.GRADIENTS[self.slot] = gradient
             if recording.cpp:
                 op_room.recorder.follow(recording.cpp, self.slot)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and (device := plainly_on(args)):
-            if device is not RECORDED:
-                with torch._C._AutoDispatchBelowAutograd():
-                    return self.op.backends[device](*args)
-            gradient = self.op.gradient
-            if gradient is not None and gradient.order:
+        device = "" if kwargs else plainly_on(args)
+        if device and device is not RECORDED:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.op.backends[device](*args)
+        while True:
+            declaration = self.op.declaration
+            gradient = declaration.gradient
+            if device and gradient is not None and gradient.order:
                 op_room.recorder.count(self.slot, gradient)
-                args, _ = self.op.signature.complete(args, {})
-                return op_room.autograd_functions.record(self.op, gradient, *args)
-        return op_room.autograd_functions.apply(self.op, args, kwargs)
+                complete, _ = self.op.signature.complete(args, {})
+                result = op_room.autograd_functions.record(self.op, gradient, *complete)
+            else:
+                result = op_room.autograd_functions.apply(self.op, args, kwargs)
+            if gradient is None or self.op.declaration is declaration:
+                return result  # else it is of two declarations; the op changes no argument

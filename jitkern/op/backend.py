@@ -58,6 +58,8 @@ class Backend:
     ) -> bool:
         """Append the next recorded program for such calls; returns whether there was one."""
         op, declaration, made = self.op, self.op.declaration, self._implementation
+        if not op.is_settled(declaration):
+            return False
         source = next(iter(op.sources_on(self.device)), None)
         if source is None or source.runs == ITSELF or (made and made.pinned):
             return False
@@ -72,7 +74,7 @@ class Backend:
             return False  # the implementation will tell
         ordered = op.signature.in_order(args, kwargs)
         state = programs.state_of(source, device, ordered)
-        if op.declaration is not declaration:
+        if not op.is_settled(declaration):
             return False  # a later declaration forgets `state`, and this one came before them
         return programs.recall(state, launcher, ordered) and runtime.binding.runtime() is not None
 
@@ -87,23 +89,30 @@ class Backend:
 
     @property
     def implementation(self) -> Implementation:
-        """The implementation, which runs the op."""
-        programs = self.programs
+        """The implementation, which runs the op by the declaration that serves this thread."""
+        op, declaration, programs = self.op, self.op.declaration, self.programs
         with _making:
-            if self._implementation is None:
+            made = self._implementation
+            if made is None or made.op.declaration is not declaration:
                 if programs is None and self.launches:
                     runtime.binding.say_why_not()
-                made = op_room.dispatch.Implementation(self.op, self.devices, programs)
+                if made is not None:
+                    self.devices = Devices(op.name, self.device)  # whose runners know the sources
+                made = op_room.dispatch.Implementation(
+                    DeclaredOp(op.signature, declaration), self.devices, programs,
+                    lambda: op.is_settled(declaration),
+                )  # fmt: skip
                 self._implementation = made
-            return self._implementation
+            return made
 
     def forget(self) -> None:
-        """Forget all that was made from an earlier declaration."""
+        """Forget all that was made from the declaration, also where it stays the same."""
         with _making:
-            self.devices = Devices(self.op.name, self.device)  # whose runners know the sources
-            made, self._implementation = self._implementation, None
-        if made:
-            made.is_current = False
+            self.devices, self._implementation = Devices(self.op.name, self.device), None
+        self.stop_programs()
+
+    def stop_programs(self) -> None:
+        """Leave all calls to Python until other programs are traced."""
         if self._programs:
             self._programs.forget()
 

@@ -44,15 +44,15 @@ class Declaration(NamedTuple):
     tunings: Mapping[str, launch.tuned.Tuning] = MappingProxyType({})
     reference: Function | None = None
     fake: Function | None = None
+    gradient: Gradient | None = None
     samples: Callable[[str], Iterator[Any]] | None = None
     cost: Function | None = None
 
 
 class DeclaredOp:
-    """The current declaration of an op, for the functions that Torch calls.
+    """An op by one declaration of it, for the functions that Torch calls.
 
     overload: the registered op. backends: its functions for "cuda" and "cpu".
-    gradient: what `Op.backward` declared, or None.
     """
 
     overload: Any
@@ -64,13 +64,17 @@ class DeclaredOp:
         self.__name__ = self.__qualname__ = self.name.split("::")[1]
         self.__module__ = declaration.module
         self.declaration = declaration
-        self.gradient: Gradient | None = None
         self._drawn: list[Sample] | None = None
 
     @property
     def sources(self) -> dict[str, tuple[Source, ...]]:
         """The sources for "cuda" and "cpu", in order of preference."""
         return self.declaration.sources
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """The gradient that `Op.backward` declared, or None."""
+        return self.declaration.gradient
 
     @property
     def module(self) -> str:
@@ -81,6 +85,10 @@ class DeclaredOp:
     def place(self) -> str:
         """The line that declares the op, as `kernel.py:8: `; "" if unknown."""
         return self.declaration.place
+
+    def is_settled(self, declaration: Declaration) -> bool:
+        """Return whether this declaration serves all threads."""
+        return self.declaration is declaration
 
     def sources_on(self, device: str) -> Sequence[Source]:
         """Return the sources for a device type, the preferred kind first. Raises SettingError."""
@@ -132,8 +140,8 @@ class DeclaredOp:
         Raises DeclarationError if the op has none, and LaunchError for a meta tensor beside others,
         which not all of ATen refuses.
         """
-        reference = self.declaration.reference
-        if reference is None:
+        declaration = self.declaration
+        if declaration.reference is None:
             odd = [
                 t for t in tensors_in((*args, *kwargs.values()))
                 if t.layout != torch.strided or t.is_quantized
@@ -145,8 +153,8 @@ class DeclaredOp:
         args, kwargs = self.signature.complete(args, kwargs)
         self.signature.device_of(args, kwargs, meta_alone=True)
         with calls.autocast.off((*args, *kwargs.values())):
-            result = reference(*args, **kwargs)
-        plain = self.declaration.nondifferentiable
+            result = declaration.reference(*args, **kwargs)
+        plain = declaration.nondifferentiable
         if not plain:
             return result
         named = zip(self.signature.outputs, result if isinstance(result, tuple) else (result,))

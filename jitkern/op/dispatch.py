@@ -44,18 +44,24 @@ _log = logging.getLogger(__name__)
 class Implementation:
     """The implementation of an op on one device type, for calls with all their arguments.
 
-    programs: the op's in the launch runtime; None if C cannot launch its kernels.
-    is_current: whether the op's launch functions and sources are still those of its beginning. A
-    call that is under way when they change may end with the earlier result.
+    op: the op by one declaration. programs: the op's in the launch runtime; None if C cannot launch
+    its kernels. is_current: returns whether this declaration serves all threads. A call that is
+    under way when another one takes its place may end with the earlier result.
     """
 
-    def __init__(self, op: DeclaredOp, devices: Devices, programs: OpPrograms | None) -> None:
+    def __init__(
+        self,
+        op: DeclaredOp,
+        devices: Devices,
+        programs: OpPrograms | None,
+        is_current: Callable[[], bool],
+    ) -> None:
         self.op = op
         self.signature = op.signature
         self.devices = devices
         self.device = devices.type
         self.programs = programs
-        self.is_current = True
+        self._is_current = is_current
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
         self._announced: set[str] = set()
@@ -217,8 +223,8 @@ class Implementation:
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
         state = programs.state_of(source, runner.device, ordered)
-        if not self.is_current:
-            return  # the op was declared again while the call ran; `state` may be of the new one
+        if not self._is_current():
+            return  # the op is declared again; `state` may be of the new declaration
         if state.is_due() and not jit.capturing():
             runtime.specializer.specialize(
                 programs, state, launcher, runner, ordered, frozenset(kwargs), tried

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
@@ -18,11 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from jitkern import config, launch, op as op_room, trace
+from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, meant
 from jitkern.op.autograd import Autograd
 from jitkern.op.backend import Backend, Batched, FallbackKernel
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
+from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, Extension, Source
@@ -38,6 +41,8 @@ else:
 
 OPS: dict[str, Op[Any]] = {}  # all that are declared, by name
 _libraries: dict[str, torch.library.Library] = {}
+_settling = threading.RLock()
+after_fork(_settling)
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -63,6 +68,8 @@ class Op(DeclaredOp, Generic[Result]):
     __signature__ = LazyAttribute("signature")
 
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
+        self._following: tuple[Declaration, Execution] | None = None
+        self._was_traced = False  # meanwhile
         super().__init__(signature, declaration)
         self.execution: Any = None  # what declared the op: code of a module or cell, a composition
         self.trampolines = Trampolines(signature)
@@ -70,33 +77,94 @@ class Op(DeclaredOp, Generic[Result]):
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
         self.overload = self._register()
+        if declaration.gradient:
+            self._follow_gradient()
         self._builtin = self.overload._op
         in_python = all(backend.number is None for backend in self.backends.values())
         self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
 
-    def declare_again(self, declaration: Declaration) -> None:
-        """Replace the declaration, as a cell that runs again or a reloaded module does.
+    @property
+    def declaration(self) -> Declaration:
+        """The declaration that serves this thread, which uses it now."""
+        if self._following is not None:
+            self._settle(used=True)
+        return self._declaration
+
+    @declaration.setter
+    def declaration(self, declaration: Declaration) -> None:
+        self._declaration = declaration
+
+    @property
+    def newest(self) -> Declaration:
+        """The declaration that the decorators of this thread complete."""
+        self._settle(used=False)
+        following = self._following
+        return following[0] if following and _is_own(following) else self._declaration
+
+    def is_settled(self, declaration: Declaration) -> bool:
+        return self._following is None and self._declaration is declaration
+
+    def declare_again(self, declaration: Declaration, execution: Execution | None = None) -> None:
+        """Declare the op anew, as a cell that runs again or a reloaded module does.
+
+        execution: the code whose next statements complete the declaration. The earlier one serves
+        until the code returns, and stays if it raises; but if the thread that runs the code uses
+        the op before, the new one serves from then on. Without `execution` it serves at once.
 
         Code that torch.compile made of the earlier one is dropped. A CUDA graph that was captured
         keeps the kernels that it holds, as it does for every op of Torch.
         """
         _check_extensions(self.name, declaration.sources)
-        self.declaration, self.gradient, self._drawn = declaration, None, None
-        self.autograd.follow_gradient()
-        self._forget()
-        self._forget_compiled()
+        with _settling:
+            self._following = (declaration, execution) if execution is not None else None
+            if execution is None:
+                self._declaration, self._drawn = declaration, None
+        self._follow_gradient()
+        self._stop_programs()
+        tracing = torch._guards.TracingContext.try_get()  # a composition is declared again then,
+        self._forget_compiled(reset=not tracing)  # and the op inside has reset Torch before
 
-    def _forget_compiled(self) -> None:
-        """Drop all that Torch has traced of an earlier declaration."""
+    def _settle(self, *, used: bool) -> None:
+        """Let the next declaration serve, if its time has come; see `declare_again`.
+
+        used: whether this thread uses the op now.
+        """
+        with _settling:
+            following = self._following
+            if following is None:
+                return
+            declaration, execution = following
+            if not execution.is_over() and not (used and execution.is_of_this_thread()):
+                return
+            self._following = None
+            if not execution.failed:
+                self._declaration, self._drawn = declaration, None
+        self._follow_gradient()
+        self._stop_programs()
+        traced, self._was_traced = self._was_traced, False
+        self._forget_compiled(reset=traced)
+
+    def _follow_gradient(self) -> None:
+        """Let C++ record calls, unless only Python knows which gradient serves a thread."""
+        self.autograd.follow(None if self._following else self._declaration.gradient)
+
+    def _forget_compiled(self, *, reset: bool = True) -> None:
+        """Drop all that Torch has traced of an earlier declaration.
+
+        reset: whether there may be compiled code of it.
+        """
         table = self.overload.python_key_table
         table.pop(FunctionalTensorMode, None)
         self.overload._dispatch_cache.clear()
-        if self.declaration.fusible:
+        if self._declaration.fusible:
             self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
         FakeTensorMode.cache_clear()
         op_room.compile_cache_key.forget()
-        tracing = torch._guards.TracingContext.try_get()  # a composition is declared again then,
-        if "_dynamo" in vars(torch) and not tracing:  # and the op inside has reset Torch before
+        if not reset or "_dynamo" not in vars(torch):
+            return
+        if torch._guards.TracingContext.try_get():  # Torch resets once this compile is over
+            config.background.BUILDS.later(torch.compiler.reset)
+        else:
             torch.compiler.reset()
 
     @wants_cause
@@ -128,17 +196,23 @@ class Op(DeclaredOp, Generic[Result]):
         """Pickle the op as its name and the module that declares it; a copy is the op itself."""
         return declared, (self.name, self.module)
 
-    def _declare(self, **parts: Any) -> None:
-        """Complete the declaration."""
-        self.declaration = self.declaration._replace(**parts)
+    def _declare(self, **parts: Any) -> Declaration:
+        """Complete the newest declaration, and return it as it was before."""
+        self._settle(used=False)
+        with _settling:
+            if self._following and _is_own(self._following):
+                before, execution = self._following
+                self._following = before._replace(**parts), execution
+            else:
+                before = self._declaration
+                self._declaration = before._replace(**parts)
+        return before
 
     @config.hide_internal_frames
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and fallback. Raises DeclarationError."""
         self._check_parameters("reference", function, self._names)
-        again = self.declaration.reference is not None
-        self._declare(reference=function)
-        if again:
+        if self._declare(reference=function).reference is not None:
             self._forget_compiled()
         return function
 
@@ -149,13 +223,13 @@ class Op(DeclaredOp, Generic[Result]):
 
         def keep(function: Function) -> Function:
             self._check_parameters("launch function", function, ["k", *self._names])
-            launchers = self.declaration.launchers
+            launchers = self.newest.launchers
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
             kept: Function = function
             if isinstance(function, functools.partial):
                 kept = trace.fast_check.from_partial(function)
             self._declare(launchers={**launchers, **dict.fromkeys(kinds, kept)})
-            self._forget()
+            self._stop_programs()
             if again:
                 self._forget_compiled()
             return function
@@ -190,17 +264,17 @@ class Op(DeclaredOp, Generic[Result]):
 
         def keep(function: Function) -> Function:
             tuning = launch.tuned.Tuning(function, key, inputs, cold)
-            tunings = self.declaration.tunings
+            tunings = self.newest.tunings
             self._declare(tunings={**tunings, **dict.fromkeys(kinds, tuning)})
-            self._forget()
+            self._stop_programs()
             return function
 
         return keep
 
-    def _forget(self) -> None:
-        """Forget all that was made from an earlier launch function."""
+    def _stop_programs(self) -> None:
+        """Stop the programs that were made from an earlier launch function."""
         for backend in self.backends.values():
-            backend.forget()
+            backend.stop_programs()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
         known = {kind for device in DEVICES for kind in launched_on(device)}
@@ -237,9 +311,7 @@ class Op(DeclaredOp, Generic[Result]):
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
         self._check_parameters("fake", function, self._names)
-        again = self.declaration.fake is not None
-        self._declare(fake=function)
-        if again:
+        if self._declare(fake=function).fake is not None:
             self._forget_compiled()
         return function
 
@@ -249,11 +321,12 @@ class Op(DeclaredOp, Generic[Result]):
 
         See `jitkern.op.gradient.Gradient` for the parameters and results of the function or op.
         """
-        if self.gradient:
+        declared = self.newest
+        if declared.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
-        plain = self.declaration.nondifferentiable
-        self.gradient = op_room.gradient.Gradient(self.signature, plain, function)
-        self.autograd.follow_gradient()
+        plain = declared.nondifferentiable
+        self._declare(gradient=op_room.gradient.Gradient(self.signature, plain, function))
+        self._follow_gradient()
         return function
 
     @config.hide_internal_frames
@@ -302,14 +375,20 @@ class Op(DeclaredOp, Generic[Result]):
         overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
         if "SymInt" in self.schema:  # C would turn symbolic integers into constants
             overload.py_impl(torch._C.DispatchKey.Autograd)(self.autograd)
-        if self.declaration.fusible:
+        if self._declaration.fusible:
             overload.py_impl(FunctionalTensorMode)(self._decomposed)
         return overload
 
     def _decomposed(self, mode: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the reference in the graph of torch.compile, so that Inductor fuses its ATen ops."""
         with mode:
-            return self.run_reference(*args, **kwargs)
+            return self._traced().run_reference(*args, **kwargs)
+
+    def _traced(self) -> DeclaredOp:
+        """Return the op by the declaration that serves this thread, for a trace that is kept."""
+        declared = DeclaredOp(self.signature, self.declaration)
+        self._was_traced |= self._following is not None
+        return declared
 
     def _implement(self, device: str, library: torch.library.Library) -> None:
         """Register a trampoline for a device if it has kernels to launch, else a function."""
@@ -324,7 +403,7 @@ class Op(DeclaredOp, Generic[Result]):
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)
         place = self.signature.device_of(args, kwargs, meta_alone=True)
-        result = self.promised(place, args, kwargs)
+        result = self._traced().promised(place, args, kwargs)
         if place.type == "meta" and any(t.device != place for t in tensors_in([result])):
             raise LaunchError(
                 f"{self.name}: its tensors are on the meta device, where nothing is computed, and "
@@ -332,6 +411,11 @@ class Op(DeclaredOp, Generic[Result]):
                 "dimensions"
             )
         return result
+
+
+def _is_own(following: tuple[Declaration, Execution]) -> bool:
+    """Return whether this thread runs the code that declares an op again."""
+    return following[1].is_of_this_thread()
 
 
 def key_compile_caches() -> None:
