@@ -1,11 +1,14 @@
 """The shipped ops; each is declared at its first use, and compiles on its first call.
 
 `jitkern.ops.softmax` is the op as a function, `torch.ops.jitkern.softmax` the same op in Torch.
+Beside the ops are layers with weights of 4 and 8 bits (`Int4Linear`, `Int8Linear`), and the modules
+`int4` (packing, and rounding to the nearest) and `converters` (from GPTQ, AWQ and torchao).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from jitkern.op.all_ops import attach
 
@@ -13,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from jitkern.declare import Op
+    from jitkern.kernels_src import int4_converters, int4_weight, linears
+
+    Int4Linear, Int8Linear = linears.Int4Linear, linears.Int8Linear
+    int4, converters = int4_weight, int4_converters
 
     # What each returns, for type checkers, which read no schema; tests/test_types.py compares.
     add_rms_norm: Op[tuple[Tensor, Tensor]]
@@ -58,4 +65,15 @@ if TYPE_CHECKING:
     w4a16_linear: Op[Tensor]
     w8a16_linear: Op[Tensor]
 else:
-    __getattr__, __dir__ = attach(__name__, "jitkern.kernels_src", namespace="jitkern")
+    _op, __dir__ = attach(__name__, "jitkern.kernels_src", namespace="jitkern")
+    _BESIDE = {  # modules of the kernels, and names in them
+        "Int4Linear": ("linears", "Int4Linear"), "Int8Linear": ("linears", "Int8Linear"),
+        "int4": ("int4_weight", ""), "converters": ("int4_converters", ""),
+    }  # fmt: skip
+
+    def __getattr__(name: str) -> Any:
+        if name not in _BESIDE:
+            return _op(name)
+        module, attribute = _BESIDE[name]
+        found = importlib.import_module(f"jitkern.kernels_src.{module}")
+        return getattr(found, attribute) if attribute else found

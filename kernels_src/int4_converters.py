@@ -1,7 +1,7 @@
 """Weights of 4 bits from the layouts of GPTQ, AWQ and torchao, in plain PyTorch.
 
 Nothing is quantized again: the values are the same as there. Each function returns an
-`jitkern.inference.int4.Int4Weight`, and raises ValueError for what the kernels do not take.
+`jitkern.ops.int4.Int4Weight`, and raises ValueError for what the kernels do not take.
 """
 
 from __future__ import annotations

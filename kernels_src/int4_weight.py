@@ -54,7 +54,7 @@ def quantize(weight: torch.Tensor, group: int = 128, *, symmetric: bool = True) 
     0 in it, becomes 15 units, and the group has a whole zero. K is a multiple of the group.
 
     Rounding to the nearest loses more than GPTQ or AWQ do, whose weights
-    `jitkern.inference.converters` takes. Raises ValueError for another group or shape.
+    `jitkern.ops.converters` takes. Raises ValueError for another group or shape.
     """
     check(weight.shape, group)
     parts = weight.float().view(weight.shape[0], weight.shape[1] // group, group)

@@ -102,7 +102,7 @@ def quantize_linears(
 
     scheme: "int4" (`Int4Linear`), "int8" (`Int8Linear`), or "int8_dynamic" (`Int8Linear` that
         also rounds its inputs to 8 bits).
-    group, symmetric: of "int4", see `jitkern.inference.int4.quantize`.
+    group, symmetric: of "int4", see `jitkern.ops.int4.quantize`.
     only: called with the name and the module of each linear layer; those for which it returns False
         stay. Subclasses of `nn.Linear` stay in any case, since others may read their weights, and
         so do the layers of `nn.TransformerEncoderLayer`, which reads them itself.

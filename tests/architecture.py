@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "_version", "_fork", "_lazy", "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
     "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
-    "dropin", "declare", "composition", "prewarming", "ops", "devtools", "inference", "service", "cli",
+    "dropin", "declare", "composition", "prewarming", "ops", "devtools", "service", "cli",
     "testing",
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
@@ -47,7 +47,6 @@ BUDGETS = {
     "composition": 4086,
     "prewarming": 1840,
     "devtools": 1156,
-    "inference": 32,
     "service": 1566,
     "cli": 3440,
 }

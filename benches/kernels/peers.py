@@ -19,7 +19,7 @@ from benches.kernels.subject import Subject
 from jitkern import config
 from jitkern.cli.parser import UsageError
 from jitkern.errors import meant
-from jitkern.inference.int4 import Int4Weight
+from jitkern.kernels_src.int4_weight import Int4Weight
 
 Function = Callable[..., Any]
 OURS = "jitkern"

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitkern
-from jitkern.inference import int4
+from jitkern.ops import int4
 
 WAYS = ("eager", "torch.compile", "jitkern", "jitkern-w4")
 WRITTEN_OUT = "eager-w4"  # eager with the weights of jitkern-w4, for the comparison alone

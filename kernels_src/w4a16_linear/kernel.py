@@ -49,7 +49,7 @@ def _checked(x, qweight, scale, zero, bias):
     def wrong_weight():
         return (
             f"w4a16_linear: qweight must be int32 [N / 16, K / 64, 32, 4], as "
-            f"jitkern.inference.int4.pack makes it, got {qweight.dtype} {tuple(qweight.shape)}"
+            f"jitkern.ops.int4.pack makes it, got {qweight.dtype} {tuple(qweight.shape)}"
         )
 
     torch._check(qweight.dtype == torch.int32 and qweight.dim() == 4, wrong_weight)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import jitkern
-from jitkern.inference import converters
-from jitkern.inference.linears import Int4Linear, Int8Linear
 from jitkern.kernels_src import int4_weight as int4
+from jitkern.ops import Int4Linear, Int8Linear, converters
 
 SHIFTS = 4 * torch.arange(8)
 
