@@ -195,7 +195,7 @@ print(binding.runtime().misses(op.backends["cpu"].number) if binding.runtime() e
 
 
 @pytest.mark.long
-def test_more_programs_than_places_replace_those_that_served_longest_ago():
+def test_more_programs_than_places_replace_the_oldest():
     op = made("(Tensor x, int v) -> Tensor", CHANGING["int"][1])
     alive = worlds()
     for i in range(6000):
