@@ -239,7 +239,7 @@ def test_a_kernel_changes_the_modes_for_itself_alone(same_modes, how):
         ),
     ],
 )
-def test_a_flag_that_has_startup_code_linked_is_not_given_to_the_linker(same_modes, flag):
+def test_no_flag_has_code_linked_that_runs_at_the_start(same_modes, flag):
     text = 'extern "C" void f(float* out, const float* x) { *out = 2 * *x; }'
 
     def launch(k, x):
@@ -259,7 +259,7 @@ def test_a_flag_of_the_setting_cxx_is_not_given_to_the_linker(same_modes):
     assert out.item() == 2
 
 
-def test_a_constructor_does_not_change_how_the_process_computes(same_modes):
+def test_a_constructor_changes_no_floating_point_mode(same_modes):
     text = FLUSH + "__attribute__((constructor)) static void begin() { flush(); }"
     out = torch.empty(1, dtype=torch.float64)
     jitkern.cpp_kernel(text=text, name="f")(out, 3.0, 0)
