@@ -26,12 +26,14 @@ class TensorList:
     """The list of tensors at one place among the arguments."""
 
     def __init__(
-        self, tracer: Tracer, place: int, label: str, metadata: Sequence[TensorMetadata]
-    ) -> None:
+        self, tracer: Tracer, place: int, label: str, metadata: Sequence[TensorMetadata],
+        *, changes: bool,
+    ) -> None:  # fmt: skip
         self._tracer = tracer
         self._place = place
         self._label = label
         self._metadata = metadata
+        self._changes = changes
         self._proxies: dict[int, TensorProxy] = {}
 
     @property  # type: ignore[misc]
@@ -96,7 +98,7 @@ class TensorList:
             self._tracer.tensors += 1
             self._tracer.facts.guard("LISTED", number, self._place, index)
             self._proxies[index] = self._tracer.tensor(
-                number, f"{self._label}[{index}]", self._metadata[index]
+                number, f"{self._label}[{index}]", self._metadata[index], changes=self._changes
             )
         return self._proxies[index]
 

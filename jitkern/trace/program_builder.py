@@ -21,7 +21,8 @@ class ProgramBuilder:
     """The program that all proxies of one trace add to.
 
     facts: its reads and guards. actions: its other steps, which follow them.
-    owned: the sizes and strides of its allocations, by number.
+    owned: the sizes and strides of its allocations, by number. unchanged: the numbers of the
+    tensors that the op does not declare to change.
     """
 
     def __init__(self, device: torch.device, line: Callable[[], int]) -> None:
@@ -29,6 +30,7 @@ class ProgramBuilder:
         self.facts = Facts(line)
         self.actions: list[Instruction] = []
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        self.unchanged: set[int] = set()
         self.memory = 0  # words
         self.texts: dict[str, int] = {}
 

@@ -453,6 +453,8 @@ class TensorProxy:
 
     def _changed(self) -> None:
         """Note a change of an argument, after which no other launcher may run the call again."""
+        if self._memory.handle in self._program.unchanged:
+            raise Unsupported("a change of a tensor that the schema has not as changed (`a!`)")
         if self._memory.address is not None:
             self._program.act("CHANGED")
 

@@ -138,7 +138,8 @@ def _arguments(
         for j in tensors[:-1]:
             if compares and args[j] is not None:
                 tracer.facts.guard("IDENTICAL", j, i, 0)
-        proxies.append(tracer.tensor(i, parameter.name, value))
+        changes = parameter.kind in "Ww"
+        proxies.append(tracer.tensor(i, parameter.name, value, changes=changes))
     return proxies
 
 
@@ -161,7 +162,7 @@ def _list(tracer: Tracer, parameter: Parameter, place: int, value: Any) -> Any:
     """Return the stand-in for a list or a string; strings, bools and lengths are guarded."""
     facts, name = tracer.facts, parameter.name
     if parameter.kind in "LV":
-        return TensorList(tracer, place, name, value)
+        return TensorList(tracer, place, name, value, changes=parameter.kind == "V")
     if isinstance(value, str):
         value.encode()  # or this raises
         facts.guard("SPELLS", place, tracer.text(value))

@@ -82,11 +82,17 @@ class Tracer(ProgramBuilder):
         self._kernels_of = kernels_of
         self._asks = asks
 
-    def tensor(self, number: int, label: str, value: TensorMetadata) -> TensorProxy:
-        """Return the proxy of an argument or of a list's tensor, and guard dtype, rank, device."""
+    def tensor(
+        self, number: int, label: str, value: TensorMetadata, *, changes: bool
+    ) -> TensorProxy:
+        """Return the proxy of an argument or of a list's tensor, and guard dtype, rank, device.
+
+        changes: whether the op is declared to change it.
+        """
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
             raise Unsupported(f"argument `{label}` cannot be traced: {value.layout} {value.dtype}")
         facts = self.facts
+        self.unchanged.update(() if changes else (number,))
         facts.guard("TENSOR", number, DTYPE_CODES[value.dtype], len(value.shape))
         sizes, strides = (
             [

@@ -529,6 +529,21 @@ def test_what_a_tensor_does_not_take_a_trace_does_not_take(subject, name):
         trace(made.op.signature, launch, (x,), frozenset(), x.device, made.runner)
 
 
+@pytest.mark.parametrize("listed", ["", "[]"], ids=["a tensor", "a list"])
+@pytest.mark.parametrize("change", [lambda x: x.zero_(), lambda x: x[1:].copy_(x[:-1])])
+def test_only_what_the_schema_has_as_changed_is_changed_by_a_program(subject, listed, change):
+    def launch(k, x):
+        x = x[0] if listed else x
+        change(x)
+        return torch.empty_like(x)
+
+    call = ([torch.ones(3)] if listed else torch.ones(3),)
+    for alias in ("(a!)", ""):
+        made = subject(f"(Tensor{alias}{listed} x) -> Tensor", launch)
+        with contextlib.nullcontext() if alias else pytest.raises(Unsupported, match="as changed"):
+            trace(made.op.signature, launch, call, frozenset(), torch.device("cpu"), made.runner)
+
+
 @pytest.mark.long
 def test_a_refusal_is_of_its_class_only(tmp_path):
     def launch(k, x, n):
