@@ -94,13 +94,14 @@ def held_locks() -> list[str]:
 
 
 def loaded_program(
-    program: Program, arities: Sequence[int], kernels: ctypes.Array[Any], guard: ctypes.Structure
-) -> ctypes.Structure:
+    program: Program, passed: Sequence[Sequence[str]], kernels: ctypes.Array[Any],
+    guard: ctypes.Structure,
+) -> ctypes.Structure:  # fmt: skip
     """Return a program with its kernels and guard as C takes it; the first of its preference.
 
-    arities: the numbers of parameters of its kernels.
+    passed: the codes of what is passed to each kernel.
     """
-    in_c = binding._in_c(program, arities)
+    in_c = binding._in_c(program, passed)
     parts = in_c, kernels, guard
     loaded = binding._LoadedProgram(*map(ctypes.addressof, parts), 0, 0)
     loaded.alive = parts

@@ -99,16 +99,16 @@ class FakeGpu:
         (traced,), reasons, _ = traces_of(op, source, TARGET, [call], {})
         assert not reasons
         trace = traced.trace
-        arities = [len(kernel.parameters) for kernel in trace.kernels]
+        passed = [kernel.parameters for kernel in trace.kernels]
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
         results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
         guard = Guard()  # of a world without names
-        loaded = testing.loaded_program(trace.program, arities, kernels, guard)
+        loaded = testing.loaded_program(trace.program, passed, kernels, guard)
         self._alive.append(loaded)
         assert self.runtime.jitkern_append(slot, ctypes.byref(loaded)) >= 0
-        self.expect([kernel.parameters for kernel in trace.kernels][-1])
+        self.expect(passed[-1])
         names = [parameter.name for parameter in op.signature.parameters]
         _, constants, texts, *_ = trace.program
         return "\n".join(text for text, _ in listing(trace.steps, constants, texts, names))

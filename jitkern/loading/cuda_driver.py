@@ -53,13 +53,13 @@ class CudaFunction:
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
         self.meta = meta
-        codes = [*self.parameters, *("*" for _ in meta.get("scratch", ()))]
-        cells = [_cell(code) for code in codes]
+        self.passed = [*self.parameters, *("*" for _ in meta.get("scratch", ()))]
+        cells = [_cell(code) for code in self.passed]
         packed = struct.Struct("=" + "".join(cells))
         sizes = [struct.calcsize(f"={cell}") for cell in cells]
         self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self._pack = packed.pack_into
-        self._cells, self._pointers = c_uint64 * (packed.size // 8), c_void_p * len(codes)
+        self._cells, self._pointers = c_uint64 * (packed.size // 8), c_void_p * len(cells)
         self._rooms: list[_Room] = []
         self._name = name
         self._image = cubin  # the driver may read it lazily
@@ -83,11 +83,6 @@ class CudaFunction:
         """The CUkernel as programs take it; a CUkernel belongs to no context."""
         assert self._kernel.value
         return self._kernel.value
-
-    @property
-    def arity(self) -> int:
-        """The number of parameters, with those of Triton's scratch memory."""
-        return len(self._offsets)
 
     def launch(
         self,

@@ -36,6 +36,7 @@ class HostFunction:
         self.meta = meta
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
+        self.passed = self.parameters  # of a CudaFunction, with those of Triton's scratch memory
         self._library = library
         self._function = library[FUNCTION]
         self._types = [
@@ -49,11 +50,6 @@ class HostFunction:
     def address(self) -> int:
         """The address of the function's code, as programs take it."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
-
-    @property
-    def arity(self) -> int:
-        """The number of parameters."""
-        return len(self.parameters)
 
     def call(self, values: list[Any], what: str) -> None:
         """Call the function; `values` match `parameters`. Raises LaunchError for an exception.

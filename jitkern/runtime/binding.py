@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -38,14 +39,9 @@ REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)
 
 
-def interpreter() -> str:
-    """Return the C text of the instructions and of their interpreter: the runtime begins so."""
-    return trace.program.declarations() + _text("program.c")
-
-
 def variant() -> Variant:
     """Return the variant from which the runtime is compiled."""
-    text = interpreter() + _text("runtime.c")
+    text = trace.program.declarations() + _text("program.c") + _text("runtime.c")
     return Variant(OP, Generated("runtime.c", text=text))
 
 
@@ -59,24 +55,26 @@ class _Text(Structure):
 
 class _Program(Structure):
     _fields_ = (
-        ("words", c_void_p), ("constants", c_void_p), ("texts", c_void_p), ("arities", c_void_p),
+        ("words", c_void_p), ("constants", c_void_p), ("texts", c_void_p), ("parameters", c_void_p),
         ("length", c_int), ("fixed", c_int), ("text_count", c_int), ("kernels", c_int),
         ("registers", c_int), ("tensors", c_int), ("owned", c_int), ("memory", c_int),
         ("given", c_int), ("passes", c_int),
     )  # fmt: skip
 
 
-def _in_c(program: Program, arities: Sequence[int]) -> _Program:
-    """Return a program as C takes it. arities: the numbers of parameters of its kernels."""
+def _in_c(program: Program, passed: Sequence[Sequence[str]]) -> _Program:
+    """Return a program as C takes it. passed: the codes of what is passed to each kernel."""
+    kinds = [[*map(trace.program.parameter_kind, codes), 0] for codes in passed]
     texts = [text.encode() for text in program.texts]
     arrays: tuple[ctypes.Array[Any], ...] = (
         (c_int * len(program.words))(*program.words),
         (c_ulonglong * len(program.constants))(*program.constants),
         (_Text * len(texts))(*[_Text(text, len(text)) for text in texts]),
-        (c_int * len(arities))(*arities),
+        (c_int * sum(map(len, kinds)))(*itertools.chain(*kinds)),
     )
     addresses = [ctypes.addressof(array) for array in arrays]
-    made = _Program(*addresses, *[len(array) for array in arrays], *program[3:])
+    lengths = [*map(len, arrays[:3]), len(passed)]
+    made = _Program(*addresses, *lengths, *program[3:])
     made.alive = arrays
     return made
 
@@ -141,7 +139,7 @@ class Runtime:
             if guard is None:
                 return None
             table = (c_void_p * len(kernels))(*(kernel.address for kernel in kernels))
-            in_c = _in_c(program, [kernel.arity for kernel in kernels])
+            in_c = _in_c(program, [kernel.passed for kernel in kernels])
             loaded = _LoadedProgram(
                 ctypes.addressof(in_c), ctypes.addressof(table), ctypes.addressof(guard),
                 device.index or 0, config.number_of(settings.prefer),

@@ -175,14 +175,15 @@ static inline i64 ceiled(double a, i32 *odd) { i64 r = truncated(a, odd); return
 
 extern int snprintf(char *, unsigned long, const char *, ...);
 extern int sched_getaffinity(int, unsigned long, void *), sched_yield(void);
-extern void *malloc(unsigned long), *aligned_alloc(unsigned long, unsigned long);
-extern void *memset(void *, int, unsigned long);
+extern void *malloc(unsigned long), *calloc(unsigned long, unsigned long);
+extern void *aligned_alloc(unsigned long, unsigned long), *memset(void *, int, unsigned long);
 extern void free(void *);
 extern int pthread_key_create(unsigned *, void (*)(void *));
 extern int pthread_setspecific(unsigned, const void *);
 
 enum { ARGUMENTS = 32, RETURNS = 16, TEXT = 4096, DEVICES = 64, ATTRIBUTES = 128, PAGE = 4096 };
 enum { MOST_WORDS = 1 << 16, MOST_REGISTERS = 1 << 13, MOST_TENSORS = 1 << 12, MOST_MEMORY = 1 << 18, RANKS = 64 };
+enum { MOST_PASSED = 1 << 12 };
 
 typedef struct { const char *text; i64 bytes; } Text;
 
@@ -190,7 +191,7 @@ typedef struct { /* filled by binding.py from a Program of `trace/program.py` */
   const i32 *words;
   const u64 *constants;
   const Text *texts;
-  const i32 *arities; /* the numbers of parameters of the kernels */
+  const i32 *parameters; /* of each kernel, see `parameter_kind` there; 0 ends those of one */
   i32 length, fixed, text_count, kernels, registers, tensors, owned, memory;
   i32 given, passes; /* set by `is_sound`: arguments of the op, and the most of a kernel */
 } Program;
@@ -427,43 +428,96 @@ static i32 tabulate(const Call *call, const i32 *places, const i32 *types, i32 l
 typedef struct {
   const Program *program;
   const char *kinds, *results;
-  i32 given, results_given, registers, tensors, owned, passed, most, ending;
-  i32 acting;                  /* whether a step has had an effect: no guard may follow */
+  i32 cuda, given, results_given, registers, tensors, owned, passed, most, ending;
+  i32 acting;               /* whether a step has had an effect: no guard may follow */
+  u64 returned;             /* results */
+  i32 kind[MOST_REGISTERS]; /* a letter, or IN_MEMORY and the word that it points to */
+  const i32 *passes[MOST_PASSED];
   signed char rank[ARGUMENTS + MOST_TENSORS]; /* of a tensor, -1 until a guard has looked at it */
-  u64 returned;                /* results */
-  char moved[MOST_TENSORS];    /* allocations that were returned */
-  char points[MOST_REGISTERS]; /* whether a register points into the memory */
+  char changes[ARGUMENTS + MOST_TENSORS];     /* whether the op may change a tensor */
+  char own[MOST_TENSORS]; /* allocations: `O`, of a view of a tensor `H` if it may be changed, else `h` */
+  char filled[];          /* words of the memory: `m` for those of tables that FIELD reads, else `c` */
 } Known;
 
-static i32 among(const char *set, char one) {
+static i32 among(const char *set, i32 one) {
   for (; *set; set++)
     if (*set == one) return 1;
   return 0;
 }
 
-static i32 is_operand(const Known *k, char kind, i32 x) {
+/* Whether a register has a kind, by its letter. */
+static i32 is_kind(const Known *k, char letter, i32 x) {
+  if (x < 0 || x >= k->registers) return 0;
+  const i32 kind = k->kind[x], address = kind == 'p' || kind >= IN_MEMORY;
+  return letter == 'r' || kind == letter || (letter == 'p' && address) || (letter == 'n' && address) ||
+         (kind == '#' && among("nf", letter));
+}
+
+static i32 is_argument(const Known *k, const char *kinds, i32 x) {
+  return x >= 0 && x < k->given && among(kinds, k->kinds[x]);
+}
+
+static i32 is_operand(const Known *k, char letter, i32 x) {
   const Program *p = k->program;
-  switch (kind) {
-    case '=': return x == k->registers && x < p->registers;
-    case 'r': return x >= 0 && x < k->registers;
+  switch (letter) {
+    case '=': case 'N': case 'F': case 'P': case 'M': return x == k->registers && x < p->registers;
+    case 'n': case 'f': case 'b': case 'p': case 'r': return is_kind(k, letter, x);
     case '#': return x >= 0 && x < p->fixed;
     case 'i': return 1;
-    case 'a': return x >= 0 && x < k->given && among("ifbIFB", k->kinds[x]);
-    case 'l': return x >= 0 && x < k->given && among("LVndzNDZsS", k->kinds[x]);
-    case 'T': return x >= 0 && x < k->tensors && (x >= k->given || among("TtWw", k->kinds[x]));
+    case 'd': return x >= 0 && x < 64 && DTYPES >> x & 1;
+    case 'a': return is_argument(k, "ifb", x);
+    case 'A': return is_argument(k, "IFB", x);
+    case 'l': return is_argument(k, "LVndzNDZsS", x);
+    case 'L': return is_argument(k, "LV", x);
+    case 'v': return is_argument(k, "ndzNDZ", x);
+    case 's': return is_argument(k, "sS", x);
+    case 'T': return is_argument(k, "TtWw", x) || (x >= k->given && x < k->tensors);
     case 't': return x >= 0 && x < k->tensors && k->rank[x] >= 0;
     case '+': return x == k->tensors && x < k->given + p->tensors;
     case 'o': return x == k->owned && x < p->owned;
-    case 'h': return x >= 0 ? x < k->tensors && k->rank[x] >= 0 : ~x < k->owned && !k->moved[~x];
-    case 'k': return x >= 0 && x < p->kernels;
+    case 'h': return x >= 0 ? is_operand(k, 't', x) : ~x < k->owned && k->own[~x];
+    case 'H': return is_operand(k, 'h', x) && (x >= 0 ? k->changes[x] : k->own[~x] != 'h');
+    case 'O': return x < 0 && ~x < k->owned && k->own[~x] == 'O';
+    case 'k': return !k->cuda && x >= 0 && x < p->kernels;
+    case 'g': return k->cuda && x >= 0 && x < p->kernels;
     case 'x': return x >= 0 && x < p->text_count;
     case 'm': return x >= 0 && x < p->memory;
+    case 'c': return k->cuda && x >= 0 && x % LINE == 0 && x + LINE <= p->memory;
     default: return 0;
   }
 }
 
-/* Whether the constants of a TABULATE (see `Tracer.tabulate`) fit the memory. */
-static i32 is_tabulation(const Known *k, const i32 *x, i32 count) {
+/* Whether so many words of the memory are filled. */
+static i32 is_filled(const Known *k, i32 at, i32 words) {
+  if ((i64)at + words > k->program->memory) return 0;
+  for (i32 i = at; i < at + words; i++)
+    if (!k->filled[i]) return 0;
+  return 1;
+}
+
+static void fill(Known *k, char letter, i64 at, i64 words) { __builtin_memset(k->filled + at, letter, (u64)words); }
+
+/* Whether a kernel takes what is passed: operands of PASS. An address may be null. */
+static i32 is_parameter(const Known *k, i32 wanted, const i32 *pass) {
+  const i32 kind = k->kind[pass[1]];
+  if (wanted >= IN_MEMORY)
+    return pass[0] == POINTED && kind >= IN_MEMORY && is_filled(k, kind - IN_MEMORY, wanted - IN_MEMORY);
+  if (wanted == 'F') return pass[0] == FLOAT && is_kind(k, 'f', pass[1]);
+  if (pass[0] != WORD) return 0;
+  if (kind >= IN_MEMORY && !is_filled(k, kind - IN_MEMORY, 1)) return 0;
+  return is_kind(k, (char)wanted, pass[1]) || (wanted == 'p' && kind == '#' && !k->program->constants[pass[1]]);
+}
+
+static i32 are_parameters(const Known *k, i32 kernel) {
+  const i32 *wanted = k->program->parameters;
+  for (; kernel; wanted++) kernel -= !*wanted;
+  for (i32 i = 0; i < k->passed; i++)
+    if (!wanted[i] || !is_parameter(k, wanted[i], k->passes[i])) return 0;
+  return !wanted[k->passed];
+}
+
+/* Whether the constants of a TABULATE (see `Tracer.tabulate`) fit the memory, of which it fills a part. */
+static i32 is_tabulation(Known *k, const i32 *x, i32 count) {
   const Program *p = k->program;
   const i64 at = x[0], lists = x[3];
   const u64 *constants = p->constants;
@@ -474,27 +528,33 @@ static i32 is_tabulation(const Known *k, const i32 *x, i32 count) {
   if ((i64)count < 1 + lists + 4 * (i64)tables) return 0;
   for (i64 l = 0; l < lists; l++) {
     const u64 place = constants[x[1 + l]];
-    if (place >= (u64)k->given || !among("LV", k->kinds[place])) return 0;
+    if (place >= ARGUMENTS || !is_operand(k, 'L', (i32)place)) return 0;
   }
   const i64 groups = (count - 1 - lists - 4 * (i64)tables) / lists;
   for (u64 i = 0; i < tables; i++) {
     const i32 *of = x + 1 + lists + 4 * (i64)i;
     const u64 group = constants[of[0]], capacity = constants[of[1]], words = constants[of[3]];
     if (group >= (u64)groups || !capacity || capacity > (u64)p->memory || words > (u64)p->memory) return 0;
-    if (words + (u64)lists * WORDS(capacity) > (u64)p->memory) return 0;
-    if (words < (u64)at + tables * TABLE && words + (u64)lists * WORDS(capacity) > (u64)at) return 0;
+    const u64 needed = (u64)lists * WORDS(capacity);
+    if (capacity % 2 || words + needed > (u64)p->memory) return 0;
+    if (words < (u64)at + tables * TABLE && words + needed > (u64)at) return 0;
+    fill(k, 'c', (i64)words, (i64)needed), fill(k, 'm', at + (i64)i * TABLE + 1, 2 + lists);
   }
   return 1;
 }
 
+/* The kind of a register that takes an argument of this kind, or an item of one. */
+static i32 kind_of(char argument) {
+  return among("fFdD", argument) ? 'f' : among("bBzZ", argument) ? 'b' : 'n';
+}
+
 static i32 is_step(Known *k, i32 code, const i32 *x, i32 count) {
-  const Program *p = k->program;
   const char *shape = SHAPES[code];
-  char kind = 0;
+  char letter = 0;
   for (i32 at = 0; at < count; at++) {
-    if (*shape && *shape != '*') kind = *shape++;
+    if (*shape && *shape != '*') letter = *shape++;
     else if (*shape != '*') return 0;
-    if (!is_operand(k, kind, x[at])) return 0;
+    if (!is_operand(k, letter, x[at])) return 0;
   }
   if (*shape && *shape != '*' && shape[1] != '*') return 0; /* too few */
   if (code < ADDRESS && k->acting) return 0;
@@ -502,62 +562,65 @@ static i32 is_step(Known *k, i32 code, const i32 *x, i32 count) {
   if (k->passed && code != PASS && code != CALL && code != LAUNCH && code != ADDRESS) return 0;
   k->acting |= code > ADDRESS;
   switch (code) {
-    case NUMBER: if (!among("ifb", k->kinds[x[1]])) return 0; break;
-    case OPTIONAL: case GIVEN: if (!among("IFB", k->kinds[x[code == OPTIONAL]])) return 0; break;
     case SIZE: case STRIDE: if (x[2] < 0 || x[2] >= k->rank[x[1]]) return 0; break;
-    case ITEM: if (x[2] < 0 || !among("ndzNDZ", k->kinds[x[1]])) return 0; break;
+    case ITEM: if (x[2] < 0) return 0; break;
+    case LISTED:
+      if (x[2] < 0) return 0;
+      k->changes[k->tensors] = k->kinds[x[1]] == 'V', k->rank[k->tensors++] = -1;
+      break;
     case ATTRIBUTE: if (x[1] < 0 || x[1] >= ATTRIBUTES) return 0; break;
     case TABULATE: if (!is_tabulation(k, x, count)) return 0; break;
+    case FIELD: if (k->filled[x[1]] != 'm') return 0; break;
     case WORKSPACE: if (x[2] < 0 || x[2] > 1) return 0; break;
     case TENSOR: if (x[2] < 0 || x[2] >= RANKS) return 0; k->rank[x[0]] = (signed char)x[2]; break;
-    case LISTED:
-      if (x[2] < 0 || !among("LV", k->kinds[x[1]])) return 0;
-      k->rank[k->tensors++] = -1;
+    case ALLOCATE: if ((count - 3) % 2 || (count - 3) / 2 >= RANKS) return 0; k->own[k->owned++] = 'O'; break;
+    case VIEW:
+      if (count % 2 == 0 || (count - 3) / 2 >= RANKS) return 0;
+      k->own[k->owned++] = x[1] < 0 ? k->own[~x[1]] : k->changes[x[1]] ? 'H' : 'h';
       break;
-    case SPELLS: if (!among("sS", k->kinds[x[0]])) return 0; break;
-    case ALLOCATE: if ((count - 3) % 2 || (count - 3) / 2 >= RANKS) return 0; k->owned++; break;
-    case VIEW: if ((count - 2) % 2 != 1 || (count - 3) / 2 >= RANKS) return 0; k->owned++; break;
-    case TENSOR_MAP: {
-      const i32 rank = x[2];
-      if (x[0] % LINE || x[0] + LINE > p->memory || rank < 1 || rank > 5 || count != 7 + 3 * rank - 1) return 0;
+    case TENSOR_MAP:
+      if (x[2] < 1 || x[2] > 5 || count != 7 + 3 * x[2] - 1) return 0;
+      fill(k, 'c', x[0], LINE);
       break;
-    }
-    case MEMORY: k->points[x[0]] = 1; break;
     case PASS:
-      if (x[0] < WORD || x[0] > POINTED || (x[0] == POINTED && !k->points[x[1]])) return 0;
-      if (++k->passed > k->most) k->most = k->passed;
+      if (k->passed == MOST_PASSED) return 0;
+      k->passes[k->passed++] = x;
+      if (k->passed > k->most) k->most = k->passed;
       break;
     case CALL: case LAUNCH:
-      if (k->passed != p->arities[x[0]]) return 0;
+      if (!are_parameters(k, x[0])) return 0;
       k->passed = 0;
       break;
     case RETURN: case RETURN_NONE:
       if (x[0] < 0 || x[0] >= k->results_given || k->returned >> x[0] & 1) return 0;
       if (code == RETURN_NONE && k->results[x[0]] != 't') return 0;
-      if (code == RETURN && x[1] >= 0) return 0; /* Torch would own an argument twice */
-      if (code == RETURN) k->moved[~x[1]] = 1;
+      if (code == RETURN) k->own[~x[1]] = 0;
       k->returned |= 1ull << x[0], k->ending = 1;
       break;
     default: break;
   }
-  if (SHAPES[code][0] == '=') k->registers++;
+  const char result = SHAPES[code][0];
+  if (among("NFP", result)) k->kind[k->registers++] = result | 32;
+  if (result == 'M') k->kind[k->registers++] = IN_MEMORY + x[1];
+  if (result == '=') k->kind[k->registers++] = kind_of(k->kinds[x[1]]);
   return 1;
 }
 
 /* Whether a program can be interpreted for an op with these kinds of arguments and results. */
-static i32 is_sound(Program *p, const char *kinds, const char *results) {
-  i32 given = 0, all = 0, sound = 1;
+static i32 is_sound(Program *p, void *const *kernels, const char *kinds, const char *results, i32 cuda) {
+  i32 given = 0, all = 0, sound = !cuda || api.cuLaunchKernelEx;
   while (kinds[given]) given++;
   while (results[all]) all++;
   if (p->length < 0 || p->length > MOST_WORDS || p->fixed < 0 || p->registers < p->fixed) return 0;
   if (p->registers > MOST_REGISTERS || p->tensors < 0 || p->tensors > MOST_TENSORS) return 0;
   if (p->owned < 0 || p->owned > MOST_TENSORS || p->memory < 0 || p->memory > MOST_MEMORY) return 0;
-  Known *k = malloc(sizeof *k);
+  for (i32 i = 0; i < p->kernels; i++) sound = sound && kernels[i];
+  Known *k = calloc(1, sizeof *k + (u64)p->memory);
   if (!k) return 0;
-  memset(k, 0, sizeof *k);
-  k->program = p, k->kinds = kinds, k->results = results;
+  k->program = p, k->kinds = kinds, k->results = results, k->cuda = cuda;
   k->given = k->tensors = given, k->results_given = all, k->registers = p->fixed;
-  memset(k->rank, -1, sizeof k->rank);
+  for (i32 i = 0; i < p->fixed; i++) k->kind[i] = '#';
+  for (i32 i = 0; i < given; i++) k->rank[i] = -1, k->changes[i] = (kinds[i] | 32) == 'w';
   for (i32 at = 0; sound && at < p->length;) {
     const i32 code = p->words[at], count = at + 1 < p->length ? p->words[at + 1] : -1;
     sound = code >= 0 && code < INSTRUCTIONS && count >= 0 && count <= p->length - at - 2 &&
@@ -583,6 +646,26 @@ static i32 tabulated(const Call *call, const i32 *x, i32 count, const u64 *r, u6
                        .least = (i32)r[of[2]]};
   for (i32 i = 0; of + i < x + count; i++) types[i] = (i32)r[of[i]];
   return tabulate(call, places, types, lists, first, tables, (i64)r[x[1]], x[2]);
+}
+
+/* Return the elements from the first to the last of a tensor; -1 if there is no such tensor. */
+static i64 extent(i64 rank, const i64 *size, const i64 *stride) {
+  i64 last = 0, numel = 1;
+  i32 odd = 0, empty = 0;
+  for (i64 d = 0; d < rank; d++) {
+    odd |= size[d] < 0 || stride[d] < 0, empty |= !size[d];
+    last = add(last, mul(max1(size[d]) - 1, stride[d], &odd), &odd), numel = mul(numel, max1(size[d]), &odd);
+  }
+  return odd || last < 0 || last > 1LL << 56 ? -1 : empty ? 0 : last + 1;
+}
+
+/* Make a view of a tensor, of these sizes, strides and offset, unless it reaches beyond the tensor. */
+static i32 view(Handle of, i64 rank, const i64 *numbers, Handle *made) {
+  const i64 *size, *stride, offset = numbers[2 * rank], length = extent(rank, numbers, numbers + rank);
+  i64 dim;
+  if (api.get_dim(of, &dim) || api.get_sizes(of, &size) || api.get_strides(of, &stride)) return 1;
+  if (length < 0 || offset < 0 || offset > (length ? extent(dim, size, stride) - length : 1LL << 56)) return 1;
+  return api._reinterpret_tensor(of, rank, numbers, numbers + rank, offset, made);
 }
 
 /* Serve a call, or miss. */
@@ -680,7 +763,8 @@ static i32 interpret(const Program *p, Call *call) {
         i64 numbers[2 * rank + 1];
         for (i32 i = 0; i < 2 * rank; i++) numbers[i] = I(3 + i);
         char *data = 0;
-        if (api.empty_strided(rank, numbers, numbers + rank, x[2], call->device, call->index, &owned[x[1]]) ||
+        if (extent(rank, numbers, numbers + rank) < 0 ||
+            api.empty_strided(rank, numbers, numbers + rank, x[2], call->device, call->index, &owned[x[1]]) ||
             api.get_data_ptr(owned[x[1]], &data))
           goto failed;
         SET(data);
@@ -689,7 +773,7 @@ static i32 interpret(const Program *p, Call *call) {
         const i32 rank = (count - 3) / 2;
         i64 numbers[2 * rank + 1];
         for (i32 i = 0; i <= 2 * rank; i++) numbers[i] = I(2 + i);
-        TRY(api._reinterpret_tensor(HANDLE(1), rank, numbers, numbers + rank, numbers[2 * rank], &owned[x[0]]));
+        TRY(view(HANDLE(1), rank, numbers, &owned[x[0]]));
       }
       case COPY: TRY(api.copy_(HANDLE(0), HANDLE(1), x[2]));
       case ZERO: TRY(api.zero_(HANDLE(0)));

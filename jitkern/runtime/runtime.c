@@ -453,7 +453,7 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
    Called under a lock. A thread may run the replaced program until jitkern_quiet says otherwise. */
 i32 jitkern_append(i32 slot, LoadedProgram *loaded, i32 given) {
   Op *op = &ops[slot];
-  if (!is_sound(loaded->program, op->kinds, op->results)) return -1;
+  if (!is_sound(loaded->program, loaded->kernels, op->kinds, op->results, op->cuda)) return -1;
   i32 place = given < 0 ? op->count : given, last = __atomic_load_n(&op->last, __ATOMIC_RELAXED), oldest = 0;
   loaded->generation = op->generation, loaded->used = tick(op);
   for (i32 i = 0; given < 0 && i < op->count; i++) {

@@ -14,79 +14,88 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import DTYPES, TENSOR_MAP, table_of
 
 if TYPE_CHECKING:
     from jitkern.launch.symbols import Instruction
 
-# Of each instruction its operands: `=` the register that takes its value, `r` a register, `#` a
-# constant, `i` a number, `a` a number among the arguments, `l` a list or string among them, `T` a
-# tensor among them or of a list, `t` one whose rank is known, `+` the next tensor of a list,
-# `o` the next allocation, `h` a tensor (from 0 on) or an allocation (below 0), `k` a kernel,
-# `x` a text, `m` a word of memory. `*`: any number of those before it.
+# Of each instruction its operands. First the register that takes its value, by the kind of that:
+# `N` an integer, `F` a float, `P` an address, `M` one in the memory of the program, `=` as the
+# argument that is read. Then `n`, `f`, `p` a register of that kind (an address is an integer, too,
+# and a constant an integer and a float), `b` one with a bool, `r` any register, `#` a constant,
+# `i` a number, `d` a dtype. Among the arguments `a` is a number, `A` one that may be None, `l` a
+# list or string, `L` a list of tensors, `v` one of numbers, `s` a string. `T` is a tensor among
+# them or of a list, `t` one whose rank is known, `+` the next tensor of a list, `o` the next
+# allocation; `h` a tensor (from 0 on) or an allocation (below 0), `H` one that may be changed, `O`
+# an allocation that is no view of a tensor. `k` is a kernel of the CPU, `g` one of a GPU, `x` a
+# text, `m` a word of memory, `c` memory for a tensor map of a GPU. `*`: any number of those before.
 INSTRUCTIONS = {
     # reads
     "NUMBER": "=a",  # an argument, as its 64 bits
-    "OPTIONAL": "=a",  # one that may be None, and is not
-    "SIZE": "=ti",
-    "STRIDE": "=ti",
-    "DATA": "=t",
-    "NUMEL": "=t",
-    "COUNT": "=l",  # items of a list, bytes of a string; -1: None
-    "ITEM": "=li",
-    "ATTRIBUTE": "=i",  # of the device
-    "WORKSPACE": "=ri",  # its address, from its bytes and whether it is zeroed
+    "OPTIONAL": "=A",  # one that may be None, and is not
+    "SIZE": "Nti",
+    "STRIDE": "Nti",
+    "DATA": "Pt",
+    "NUMEL": "Nt",
+    "COUNT": "Nl",  # items of a list, bytes of a string; -1: None
+    "ITEM": "=vi",
+    "ATTRIBUTE": "Ni",  # of the device
+    "WORKSPACE": "Pni",  # its address, from its bytes and whether it is zeroed
     "TABULATE": "m#ii#*",  # tables, from a chunk; whether dense; lists; see `Tracer.tabulate`
-    "FIELD": "=m",  # a word of memory
-    "MEMORY": "=m",  # the address of one
+    "FIELD": "Nm",  # a word of a table
+    "MEMORY": "Mm",  # the address of a word
     # guards, with the answer that they expect
-    "GIVEN": "ai",  # an argument is not None
-    "TRUTH": "ri",  # the low byte of a register is 1
-    "TENSOR": "Tii",  # its dtype and rank, and the device of the call
+    "GIVEN": "Ai",  # an argument is not None
+    "TRUTH": "bi",  # the low byte of a register is 1
+    "TENSOR": "Tdi",  # its dtype and rank, and the device of the call
     "NO_TENSOR": "T",
-    "LISTED": "+li",  # the tensor of a list at a place
+    "LISTED": "+Li",  # the tensor of a list at a place
     "IDENTICAL": "TTi",
     "CONTIGUOUS": "ti",
-    "SPELLS": "lx",
-    "DEFAULT_DTYPE": "i",
+    "SPELLS": "sx",
+    "DEFAULT_DTYPE": "d",
     "UNFILLED": "",  # Torch does not fill new memory
-    "LESS": "rri",
-    "EQUAL": "rri",
-    "REAL_LESS": "rri",
-    "REAL_AT_MOST": "rri",
-    "REAL_EQUAL": "rri",
-    "MASKED": "rri",  # two numbers have a bit in common
+    "LESS": "nni",
+    "EQUAL": "rri",  # of all bits
+    "REAL_LESS": "ffi",
+    "REAL_AT_MOST": "ffi",
+    "REAL_EQUAL": "ffi",
+    "MASKED": "nni",  # two numbers have a bit in common
     # arithmetic of integers and of floats
     **dict.fromkeys(
         (
             "ADD", "SUBTRACT", "MULTIPLY", "DIVIDE", "MODULO", "SHIFT_LEFT", "SHIFT_RIGHT", "AND",
-            "OR", "XOR", "REAL_ADD", "REAL_SUBTRACT", "REAL_MULTIPLY", "QUOTIENT", "POWER",
+            "OR", "XOR",
         ),
-        "=rr",
+        "Nnn",
     ),
     **dict.fromkeys(
-        (
-            "MAX1", "BIT_LENGTH", "REAL", "EXACT", "ABS", "SQUARE_ROOT", "FLOOR", "CEIL",
-            "TRUNCATE",
-        ),
-        "=r",
+        ("REAL_ADD", "REAL_SUBTRACT", "REAL_MULTIPLY", "QUOTIENT", "POWER"), "Fff"
     ),
+    **dict.fromkeys(("MAX1", "BIT_LENGTH"), "Nn"),
+    **dict.fromkeys(("REAL", "EXACT"), "Fn"),
+    **dict.fromkeys(("ABS", "SQUARE_ROOT"), "Ff"),
+    **dict.fromkeys(("FLOOR", "CEIL", "TRUNCATE"), "Nf"),
     # actions
-    "ADDRESS": "=rr",  # an address and bytes after it
-    "ALLOCATE": "=oir*",  # its address; dtype, sizes, strides
-    "VIEW": "ohr*",  # sizes, strides, offset
-    "COPY": "hhi",
-    "ZERO": "h",
+    "ADDRESS": "Ppn",  # an address and bytes after it
+    "ALLOCATE": "Podn*",  # its address; dtype, sizes, strides
+    "VIEW": "ohn*",  # sizes, strides, offset
+    "COPY": "Hhi",
+    "ZERO": "H",
     "CHANGED": "",  # an argument
-    "TENSOR_MAP": "miiiiirr*",  # options; address, sizes, strides, box
+    "TENSOR_MAP": "ciiiiipn*",  # options; address, sizes, strides, box
     "PASS": "ir",  # the next argument of a kernel, see WORD
     "CALL": "k",
-    "LAUNCH": "kxrrrrrrrrrrrrr",  # grid, block, shared memory; cluster, options
-    "RETURN": "ih",
+    "LAUNCH": "gxnnnnnnnnnnnnn",  # grid, block, shared memory; cluster, options
+    "RETURN": "iO",
     "RETURN_NONE": "i",
 }  # fmt: skip
+RESULTS, REGISTERS = "=NFPM", "nfpbr#"  # operands that are registers: those that take a value
 CODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 WORD, FLOAT, POINTED = range(3)  # an argument as it is, narrowed to a float, behind an address
-LINE = 16  # words: the alignment of memory, for tensor maps
+COMPLEX = range(8, 11)  # Torch's numbers for complex dtypes, of which a launch passes views
+IN_MEMORY = 256  # beyond each letter; see `parameter_kind`
+LINE = 16  # words: the alignment of memory, and the size of a tensor map
 TABLE = 13  # words of a `Table` in program.c
 
 
@@ -121,12 +130,28 @@ def parsed_program(content: Any) -> Program:
 def declarations() -> str:
     """Return the C text that tells the runtime the instructions and their operands."""
     shapes = ", ".join(f'"{shape}"' for shape in INSTRUCTIONS.values())
+    dtypes = sum(1 << number for number in (*(d.number for d in DTYPES.values()), *COMPLEX))
     return (
         f"enum {{ {', '.join(INSTRUCTIONS)}, INSTRUCTIONS }};\n"
         f"static const char *const SHAPES[] = {{{shapes}}};\n"
         f"enum {{ WORD = {WORD}, FLOAT = {FLOAT}, POINTED = {POINTED} }};\n"
-        f"enum {{ LINE = {LINE}, TABLE = {TABLE} }};\n"
+        f"enum {{ LINE = {LINE}, TABLE = {TABLE}, IN_MEMORY = {IN_MEMORY} }};\n"
+        f"static const unsigned long long DTYPES = {dtypes}; /* a bit for each */\n"
     )
+
+
+def parameter_kind(code: str) -> int:
+    """Return the kind that the register for a kernel's parameter of this code must have.
+
+    That is a letter of INSTRUCTIONS (`F` for a float that is narrowed), or `IN_MEMORY` and the
+    words of the memory that is passed by value.
+    """
+    if code == TENSOR_MAP:
+        return IN_MEMORY + LINE
+    if table := table_of(code):
+        return IN_MEMORY + -(-table[2] // 8)
+    letters = {"f32": "F", "f64": "f", "*": "p", "": "?"}
+    return ord(letters.get(code, letters["*"] if code[:1] == "*" else "n"))
 
 
 def operands_of(step: Instruction) -> Iterator[tuple[str, int]]:
@@ -146,7 +171,7 @@ def encoded(
     words: list[int] = []
     for step in steps:
         new = [
-            numbers.setdefault(operand, len(numbers)) if kind in "=r#" else operand
+            numbers.setdefault(operand, len(numbers)) if kind in RESULTS + REGISTERS else operand
             for kind, operand in operands_of(step)
         ]
         words += (CODES[step.name], len(new), *new)
@@ -164,18 +189,19 @@ def listing(
     """Yield each step as text, with its line. names: of the arguments."""
 
     def spelled(kind: str, operand: int) -> str:
-        if kind in "tTal+":
+        if kind in "tTaAlLvs+":
             return names[operand] if operand < len(names) else f"item{operand - len(names)}"
-        if kind == "h":
+        if kind in "hHO":
             return spelled("t", operand) if operand >= 0 else f"new{~operand}"
-        if kind in "r#" and operand < 0:
+        if kind in REGISTERS and operand < 0:
             return _number(constants[~operand])
-        marks = {"=": "%", "r": "%", "o": "new", "k": "kernel", "m": "memory+"}
-        return repr(texts[operand]) if kind == "x" else f"{marks.get(kind, '')}{operand}"
+        marks = {RESULTS + REGISTERS: "%", "o": "new", "kg": "kernel", "mc": "memory+"}
+        mark = next((mark for kinds, mark in marks.items() if kind in kinds), "")
+        return repr(texts[operand]) if kind == "x" else f"{mark}{operand}"
 
     for step in steps:
         words = [spelled(*both) for both in operands_of(step)]
-        value = f"{words.pop(0)} = " if INSTRUCTIONS[step.name].startswith("=") else ""
+        value = f"{words.pop(0)} = " if INSTRUCTIONS[step.name][:1] in {*RESULTS} else ""
         yield f"{value}{step.name.lower()} {', '.join(words)}".rstrip(), step.line
 
 

@@ -9,12 +9,12 @@ import torch
 
 from jitkern.launch.symbols import Facts, Instruction, Symbol, is_symbol, operand_of
 from jitkern.source.dtypes import DTYPES, codes_of_torch
-from jitkern.trace.program import LINE
+from jitkern.trace.program import COMPLEX, LINE
 
-# Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
-DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().items()} | {
-    torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
-}  # fmt: skip
+# Torch's numbers for dtypes.
+DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().items()} | dict(
+    zip((torch.complex32, torch.complex64, torch.complex128), COMPLEX)
+)
 
 
 class ProgramBuilder:

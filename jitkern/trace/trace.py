@@ -21,7 +21,7 @@ from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.fast_check import asks_strides
 from jitkern.trace.lists import TensorList
-from jitkern.trace.program import Program, encoded, operands_of
+from jitkern.trace.program import REGISTERS, Program, encoded, operands_of
 from jitkern.trace.stand_ins import traceable
 from jitkern.trace.tensor_proxy import recording
 from jitkern.trace.tracer import Provider, Tracer, metadata_of
@@ -102,7 +102,7 @@ def _needed(steps: Sequence[Instruction]) -> list[Instruction]:
     kept = []
     for step in reversed(steps):
         if step.name not in READS or step.operands[0] in used:
-            used.update(operand for kind, operand in operands_of(step) if kind == "r")
+            used.update(operand for kind, operand in operands_of(step) if kind in REGISTERS)
             kept.append(step)
     return kept[::-1]
 

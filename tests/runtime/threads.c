@@ -77,7 +77,7 @@ int main(void) {
   for (u64 i = 0; i < APPENDED; i++) {
     void *namespace = &namespaces[i];
     const u64 *version = jitkern_watch(namespace);
-    jitkern_append(0, made(i, version, namespace));
+    jitkern_append(0, made(i, version, namespace), -1);
     if (i % 16 == 0) await(1);
     ensure();
     jitkern_changed(0, namespace, 0, 0);
@@ -88,7 +88,7 @@ int main(void) {
   jitkern_prefer(1, -1);
   await(HITS);
   jitkern_forget(0);
-  jitkern_append(0, made(0, jitkern_watch(namespaces), namespaces));
+  jitkern_append(0, made(0, jitkern_watch(namespaces), namespaces), -1);
   await(HITS);
   __atomic_store_n(&done, 1, __ATOMIC_RELAXED);
   for (int i = 0; i < CALLERS; i++) pthread_join(callers[i], 0);
