@@ -176,7 +176,6 @@ static inline i64 ceiled(double a, i32 *odd) { i64 r = truncated(a, odd); return
 extern int snprintf(char *, unsigned long, const char *, ...);
 extern int sched_getaffinity(int, unsigned long, void *), sched_yield(void);
 extern void *malloc(unsigned long), *calloc(unsigned long, unsigned long);
-extern void *aligned_alloc(unsigned long, unsigned long), *memset(void *, int, unsigned long);
 extern void free(void *);
 extern int pthread_key_create(unsigned *, void (*)(void *));
 extern int pthread_setspecific(unsigned, const void *);
@@ -322,21 +321,21 @@ typedef struct Workspace {
   i32 index, zeroed;
 } Workspace;
 static Workspace *workspaces; /* of streams, the latest first; none is removed */
-/* Of this thread on the CPU; the memory before `data` begins with the address of the one before. */
+/* Of this thread on the CPU; before `data` lie the `data` before it, and the address to free. */
 static __thread struct { char *data; i64 bytes; } own[2];
 static u32 at_exit; /* the key whose destructor frees these */
 
 /* Enlarge a workspace of this thread. An earlier one stays until the thread ends: the call that asks
-   may hold its address. */
+   may hold its address. The new one is all zero, and takes no memory where nobody writes. */
 static void enlarge(i64 bytes, i32 zeroed) {
   i64 most = bytes > 2 * own[zeroed].bytes ? bytes : 2 * own[zeroed].bytes;
   if (bytes > 1LL << 46) return;
-  most = (most + PAGE - 1) / PAGE * PAGE + PAGE;
-  char *data = aligned_alloc(PAGE, (u64)most);
-  if (!data) return;
-  memset(data, 0, (u64)most);
-  *(char **)data = own[zeroed].data;
-  own[zeroed].data = data + PAGE, own[zeroed].bytes = most - PAGE;
+  most = (most + PAGE - 1) / PAGE * PAGE;
+  char *block = calloc(1, (u64)most + 2 * PAGE);
+  if (!block) return;
+  char **data = (char **)(((u64)block + 2 * PAGE - 1) / PAGE * PAGE);
+  data[-2] = own[zeroed].data, data[-1] = block;
+  own[zeroed].data = (char *)data, own[zeroed].bytes = most;
   pthread_setspecific(at_exit, own);
 }
 
@@ -344,7 +343,7 @@ static void free_own(void *of_thread) {
   (void)of_thread; /* `own` of the thread that ends */
   for (i32 i = 0; i < 2; i++) {
     for (char *data = own[i].data, *before; data; data = before)
-      before = *(char **)(data - PAGE), free(data - PAGE);
+      before = ((char **)data)[-2], free(((char **)data)[-1]);
     own[i].data = 0, own[i].bytes = 0;
   }
 }

@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import resource
 import threading
 import weakref
 from ctypes import c_longlong, c_void_p
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +64,27 @@ def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed(on_cpu):
         assert op(x, columns).item() == 4950
     assert programs_of(op).misses == 1
     assert op(x.to("meta")).shape == (1,)
+
+
+def resident():
+    """The bytes of this process that lie in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.long
+@needs_runtime
+def test_a_workspace_takes_no_memory_where_nobody_writes(on_cpu):
+    def launch(k, x, columns):
+        y, w = torch.empty(3, dtype=torch.int64), k.workspace(columns, dtype=torch.uint8)
+        k.apart(y, w, w, w)
+        return y
+
+    op, x = on_cpu(launch), torch.ones(1)
+    served(op, x)
+    before = programs_of(op).misses, resident()
+    assert op(x, 1 << 30)[2] % 64 == 0
+    assert programs_of(op).misses == before[0]
+    assert resident() < before[1] + (1 << 28)
 
 
 @pytest.mark.long
