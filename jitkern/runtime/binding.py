@@ -58,7 +58,7 @@ class _Program(Structure):
         ("words", c_void_p), ("constants", c_void_p), ("texts", c_void_p), ("parameters", c_void_p),
         ("length", c_int), ("fixed", c_int), ("text_count", c_int), ("kernels", c_int),
         ("registers", c_int), ("tensors", c_int), ("owned", c_int), ("memory", c_int),
-        ("given", c_int), ("passes", c_int),
+        ("given", c_int), ("passes", c_int), ("room", c_int),
     )  # fmt: skip
 
 

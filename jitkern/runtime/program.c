@@ -182,7 +182,7 @@ extern int pthread_setspecific(unsigned, const void *);
 
 enum { ARGUMENTS = 32, RETURNS = 16, TEXT = 4096, DEVICES = 64, ATTRIBUTES = 128, PAGE = 4096 };
 enum { MOST_WORDS = 1 << 16, MOST_REGISTERS = 1 << 13, MOST_TENSORS = 1 << 12, MOST_MEMORY = 1 << 18, RANKS = 64 };
-enum { MOST_PASSED = 1 << 12 };
+enum { MOST_PASSED = 1 << 12, ON_STACK = 1 << 12 /* words: a thread may have a small stack */ };
 
 typedef struct { const char *text; i64 bytes; } Text;
 
@@ -192,7 +192,7 @@ typedef struct { /* filled by binding.py from a Program of `trace/program.py` */
   const Text *texts;
   const i32 *parameters; /* of each kernel, see `parameter_kind` there; 0 ends those of one */
   i32 length, fixed, text_count, kernels, registers, tensors, owned, memory;
-  i32 given, passes; /* set by `is_sound`: arguments of the op, and the most of a kernel */
+  i32 given, passes, room; /* set by `is_sound`: arguments of the op, the most of a kernel, words in all */
 } Program;
 
 /* ------------------------------------------------------------------ what steps do */
@@ -376,11 +376,11 @@ static i32 fits(const Tensor *t, i32 dense) {
   return 1;
 }
 
-/* Fill the tables of the lists at these places, or return 0 if they do not fit this call. `types`
-   has the dtypes of the lists for each group of tensors. The tables come in the order of the groups,
+/* Fill the tables of the lists at these places, or return 0 if they do not fit this call. `types` are
+   the registers of the dtypes of the lists, for each group of tensors. The tables come in the order of the groups,
    which is that of their first tensors; all tables of a group but the last are full. */
-static i32 tabulate(const Call *call, const i32 *places, const i32 *types, i32 lists, Table *tables,
-                    i32 count, i64 chunk, i32 dense) {
+static i32 tabulate(const Call *call, const i32 *places, const i32 *types, const u64 *r, i32 lists,
+                    Table *tables, i32 count, i64 chunk, i32 dense) {
   const List *first = &call->lists[places[0]];
   for (i32 l = 1; l < lists; l++)
     if (call->lists[places[l]].count != first->count) return 0;
@@ -392,7 +392,7 @@ static i32 tabulate(const Call *call, const i32 *places, const i32 *types, i32 l
     i32 p = 0, l = 0;
     for (; p < count; p++) { /* to the last table of its dtypes that is not full */
       const i32 *wanted = types + tables[p].group * lists;
-      for (l = 0; l < lists && call->lists[places[l]].tensors[i].dtype == wanted[l];) l++;
+      for (l = 0; l < lists && call->lists[places[l]].tensors[i].dtype == (i32)r[wanted[l]];) l++;
       if (l == lists && tables[p].count < tables[p].capacity) break;
       if (!tables[p].count && (!p || tables[p].group != tables[p - 1].group))
         return 0; /* the first tensor of an earlier group would come later */
@@ -628,23 +628,23 @@ static i32 is_sound(Program *p, void *const *kernels, const char *kinds, const c
   }
   sound = sound && !k->passed && k->returned == (1ull << all) - 1;
   p->given = given, p->passes = k->most;
+  p->room = p->memory + LINE + p->registers + 2 * p->passes + given + p->tensors + p->owned;
   free(k);
   return sound;
 }
 
 /* ------------------------------------------------------------------ the interpreter */
 
-static i32 tabulated(const Call *call, const i32 *x, i32 count, const u64 *r, u64 *memory) {
+static i32 tabulated(const Call *call, const i32 *x, const u64 *r, u64 *memory) {
   const i32 lists = x[3], tables = (i32)r[x[4]];
   const i32 *of = x + 5 + lists;
   Table *first = (Table *)(memory + x[0]);
-  i32 places[LISTS], types[(count - 5 - lists) - 4 * tables + 1];
+  i32 places[LISTS];
   for (i32 l = 0; l < lists; l++) places[l] = (i32)r[x[5 + l]];
   for (i32 i = 0; i < tables; i++, of += 4)
     first[i] = (Table){.words = memory + r[of[3]], .group = (i32)r[of[0]], .capacity = (i32)r[of[1]],
                        .least = (i32)r[of[2]]};
-  for (i32 i = 0; of + i < x + count; i++) types[i] = (i32)r[of[i]];
-  return tabulate(call, places, types, lists, first, tables, (i64)r[x[1]], x[2]);
+  return tabulate(call, places, of, r, lists, first, tables, (i64)r[x[1]], x[2]);
 }
 
 /* Return the elements from the first to the last of a tensor; -1 if there is no such tensor. */
@@ -667,15 +667,12 @@ static i32 view(Handle of, i64 rank, const i64 *numbers, Handle *made) {
   return api._reinterpret_tensor(of, rank, numbers, numbers + rank, offset, made);
 }
 
-/* Serve a call, or miss. */
-static i32 interpret(const Program *p, Call *call) {
+/* Serve a call, or miss, in this room. */
+static i32 run_steps(const Program *p, Call *call, u64 *r, u64 *slots, void **parameters, const Tensor **t,
+                     Handle *owned, u64 *store) {
   const i32 given = p->given;
   i32 odd = 0, passed = 0, code = DONE;
-  u64 r[p->registers + 1], store[p->memory + LINE], slots[p->passes + 1];
   u64 *const memory = (u64 *)(((u64)store + 8 * LINE - 1) / (8 * LINE) * (8 * LINE));
-  void *parameters[p->passes + 1];
-  const Tensor *t[given + p->tensors + 1];
-  Handle owned[p->owned + 1];
   for (i32 i = 0; i < p->fixed; i++) r[i] = p->constants[i];
   for (i32 i = 0; i < given; i++) t[i] = &call->tensors[i];
   for (i32 i = 0; i < p->owned; i++) owned[i] = 0;
@@ -699,7 +696,7 @@ static i32 interpret(const Program *p, Call *call) {
       case ITEM: if (x[2] >= call->lists[x[1]].count) return MISS; SET(call->lists[x[1]].values[x[2]]);
       case ATTRIBUTE: r[x[0]] = (u64)attribute(call, x[1]); EXPECT((i64)r[x[0]] > 0);
       case WORKSPACE: r[x[0]] = (u64)workspace(call, I(1), x[2]); EXPECT(r[x[0]]);
-      case TABULATE: EXPECT(tabulated(call, x, count, r, memory));
+      case TABULATE: EXPECT(tabulated(call, x, r, memory));
       case FIELD: SET(memory[x[1]]);
       case MEMORY: SET(memory + x[1]);
       case GIVEN: EXPECT(!call->values[x[0]] == !x[1]);
@@ -817,5 +814,23 @@ failed:
 ended:
   for (i32 i = 0; i < p->owned; i++)
     if (owned[i]) api.delete_tensor_object(owned[i]);
+  return code;
+}
+
+static i32 interpret(const Program *p, Call *call) {
+  const i32 tensors = p->given + p->tensors;
+  if (p->room <= ON_STACK) {
+    u64 r[p->registers + 1], slots[p->passes + 1], store[p->memory + LINE];
+    void *parameters[p->passes + 1];
+    const Tensor *t[tensors + 1];
+    Handle owned[p->owned + 1];
+    return run_steps(p, call, r, slots, parameters, t, owned, store);
+  }
+  u64 *room = malloc(8ul * (u64)p->room);
+  if (!room) return MISS;
+  u64 *r = room + p->memory + LINE, *slots = r + p->registers;
+  void **parameters = (void **)(slots + p->passes), **t = parameters + p->passes;
+  i32 code = run_steps(p, call, r, slots, parameters, (const Tensor **)t, t + tensors, room);
+  free(room);
   return code;
 }

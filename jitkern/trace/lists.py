@@ -121,7 +121,7 @@ class TensorList:
         words = sum(table_words(capacity) for *_, capacity, _ in listed) * len(lists)
         self._tracer.table_words += words
         if self._tracer.table_words > _MOST_WORDS:
-            raise Unsupported("tables of more than a megabyte, which a program has on its stack")
+            raise Unsupported("tables of more than a megabyte cannot be traced")
         first, places = self._tracer.tabulate(
             [items._place for items in lists], listed, chunk, dense=dense
         )

@@ -115,6 +115,39 @@ def test_tables_beyond_a_megabyte_stay_with_python(declare):
     assert float(warmed(op, many[:9])(many[:9])) == 9
 
 
+ON_A_SMALL_STACK = """
+import threading, torch
+from jitkern.declare import Cpp, kernel
+from jitkern.runtime import specializer
+op = kernel("lists::total(Tensor[] xs, float a=1.0) -> Tensor", cpu=Cpp(text=TEXT))
+@op.launch("cpu")
+def _(k, xs, a):
+    out = torch.zeros((), dtype=torch.float64)
+    for table in k.tables(xs):
+        k.total[{"T": table.dtype}](out, table, a)
+    return out
+xs, results = [torch.ones(1)] * COUNT, []
+def work():
+    results.append(float(op(xs)))
+for small in (False, False, True):
+    before = op.backends["cpu"].implementation.programs.misses
+    threading.stack_size((256 << 10) * small)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    specializer.settle()
+slot = op.backends["cpu"].implementation.programs
+print(*results, slot.misses - before, len(slot.serving))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1000, 40_000])
+def test_tables_are_filled_in_a_thread_with_a_small_stack(count, run_python):
+    found = run_python(f"TEXT, COUNT = {SUM!r}, {count}\n{ON_A_SMALL_STACK}")
+    assert found.stdout == f"{count}.0 {count}.0 {count}.0 0 1\n", found
+
+
 @pytest.mark.long
 def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
     def launch(k, xs, a):
