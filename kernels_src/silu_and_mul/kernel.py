@@ -27,8 +27,10 @@ def _rows(x):
     even = x.dim() > 0 and x.stride(-1) == 1
     for i in range(x.dim() - 2):
         even = even and x.stride(i) == x.shape[i + 1] * x.stride(i + 1)
-    x = x if even else x.contiguous()
-    return x, math.prod(x.shape[:-1]), x.stride(-2) if x.dim() > 1 else x.shape[-1]
+    rows = math.prod(x.shape[:-1])
+    if even and x.dim() > 1:
+        return x, rows, x.stride(-2)
+    return x.contiguous(), rows, x.shape[-1]  # a dimension of size 1 may have any stride there
 
 
 def _check(name, gate_up):

@@ -62,6 +62,23 @@ def test_layouts(device, name, dtype):
         right(backward, grad[..., :1].expand(grad.shape), x)
 
 
+@each_device
+def test_a_dimension_of_size_1_may_have_any_stride(device):
+    forward, backward = OPS["silu"]
+    for shape in ((3, 1, 8), (2, 3, 1, 8), (3, 1, 1, 8)):
+        x, grad = (torch.randn(*shape[:-1], n, device=device) for n in (shape[-1], shape[-1] // 2))
+        odd = [
+            t.as_strided(t.shape, [77 if n == 1 else s for n, s in zip(t.shape, t.stride())])
+            for t in (x, grad)
+        ]
+        assert all(t.is_contiguous() for t in odd)
+        for args in ((x, odd[1]), (odd[0], grad), odd):
+            assert torch.equal(forward(args[0]), forward(x))
+            assert torch.equal(backward(args[1], args[0]), backward(grad, x))
+    x = torch.randn(1, 3, 8, device=device).transpose(0, 1)  # what a decoder has of one token
+    assert torch.equal(forward(x), forward(x.reshape(3, 8)).unsqueeze(1))
+
+
 @pytest.mark.long
 @each_device
 @each_name
