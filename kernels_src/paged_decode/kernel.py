@@ -245,7 +245,8 @@ def _(
         lambda: "paged_decode: heads of k_cache and v_cache must begin at multiples of 16 bytes",
     )
     torch._check(q.shape[0] < 65536, lambda: f"paged_decode: {q.shape[0]} sequences are too many")
-    q = q if _in_vectors(q) else q.contiguous()
+    if not _in_vectors(q):  # contiguous() would keep one that begins elsewhere
+        q = q.clone(memory_format=torch.contiguous_format)
     batch, rows = q.shape[0], q.shape[-2] // kv_heads * (q.shape[1] if q.dim() == 4 else 1)
     eights = 1 if rows <= 8 else 2 if rows <= 16 or d == 256 else 4
     chunks = (rows + 8 * eights - 1) // (8 * eights)

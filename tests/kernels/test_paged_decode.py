@@ -7,6 +7,7 @@ import torch
 from helpers import refusing_to_wait, served
 from row_calls import captured, elsewhere
 
+from jitkern.launch.kernels import Kernels
 from jitkern.ops import kv_cache_append, paged_decode
 
 pytestmark = pytest.mark.common_cache
@@ -79,6 +80,20 @@ def right(args, *options, **keywords):
     assert not out.cpu()[sums == -math.inf].any()
     again = paged_decode(*args, *options, **keywords)
     assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+
+
+def test_kernels_for_gpus_get_rows_that_begin_at_16_bytes():
+    """Also of a tensor that is contiguous, and begins elsewhere."""
+    q, *rest = made([40, 17], dtype=torch.bfloat16, d=128)
+    for start in (None, 0, 1, 4):
+        memory, calls = torch.empty(q.numel() + 8, dtype=q.dtype), []
+        apart = q if start is None else memory[start:][: q.numel()].view(q.shape).copy_(q)
+        args, named = paged_decode.signature.complete((apart, *rest), {})
+        launch = paged_decode.declaration.launchers["cuda"]
+        launch(Kernels(calls.append), *args, **named)
+        passed = calls[0].args[4]
+        assert torch.equal(passed, q) and passed.data_ptr() % 16 == 0
+        assert all(step % 8 == 0 for step in passed.stride()[:-1])
 
 
 # On a GPU each line is some kernels to compile, and so are the rows that heads and new tokens make.
