@@ -83,9 +83,9 @@ def _declare(
 ) -> Op:
     cuda, cpu, fake = launch.launchers(function, formula(function, "cuda"))
     sources: dict[str, Source] = {
-        "cuda": Cuda(text=text_of(function, "cuda")),
+        "cuda": Cuda(text=text_of(function, "cuda"), strided=True),
         "cpu": Cpp(
-            text=text_of(function, "cpu"), native=True, openmp=True,
+            text=text_of(function, "cpu"), native=True, openmp=True, strided=True,
             flags=_VECTORIZED,
         ),
     }  # fmt: skip

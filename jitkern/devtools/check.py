@@ -18,7 +18,7 @@ from jitkern.cache_tools.check import counted
 from jitkern.calls.signature import tensors_in
 from jitkern.devtools.guard_bytes import GuardBytes
 from jitkern.devtools.op_check import OpCheck
-from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, TargetError, error_site
+from jitkern.errors import CompilerNotFound, JitkernError, TargetError, error_site
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
 
@@ -34,7 +34,7 @@ _SMALL = 1e-3  # numbers of 16 bits that are all smaller may be what is left of 
 _MOST = 3  # samples of each dtype that Torch's checks see: each takes up to a second
 _LARGEST = 4096  # numbers in an input whose gradient is checked
 _LONGEST = 1 << 18  # numbers of a sample whose tensors are laid out otherwise
-_REFUSALS = (RuntimeError, LaunchError, NotImplementedError, TypeError, ValueError)
+_REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)  # of an op's author
 _AFTER_FAILED = "not tried after a failed check"
 _FAILED = re.compile(r"opcheck\(op, \.\.\.\): (\w+) failed with ")
 _MUTATED = re.compile(r"Argument (\w+) is not defined as mutable but was mutated")
@@ -167,7 +167,7 @@ def _reference(
 
     On the CPU its Python launcher runs once more, with guard bytes around its tensors. Then one
     tensor at a time has another layout, in the largest sample of each combination of dtypes and
-    ranks. An op may refuse that, and may not take other elements.
+    ranks. A launch function may refuse that, and may not pass it to a kernel that takes no such.
     """
     if not op.declaration.reference:
         raise _Untried("no reference to compare with: add `@op.reference`")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         parameters as parameters,
         resources as resources,
         runner as runner,
-        strides as strides,
         symbols as symbols,
         tuned as tuned,
     )

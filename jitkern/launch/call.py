@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
@@ -18,14 +18,10 @@ from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig, TritonFunction
 
-if TYPE_CHECKING:
-    from jitkern.launch.strides import Strides
-
 
 class Call(NamedTuple):
     """A launch that a launch function requests.
 
-    strides: what it has asked about those of its tensors; None: it may pass any.
     config: what was chosen among the configurations of `@triton.autotune`.
     """
 
@@ -33,7 +29,6 @@ class Call(NamedTuple):
     template: tuple[tuple[str, Any], ...]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
-    strides: Strides | None = None
     config: TritonConfig | None = None
 
 
@@ -234,26 +229,23 @@ def _is_aligned(arg: Any) -> bool:
     return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
 
 
-def check_strides(
-    where: str, source: Source, call: Call, refuses: Callable[[torch.Tensor], bool]
-) -> None:
-    """Raise LaunchError for a non-contiguous tensor whose strides the function did not read.
+def check_contiguous(where: str, source: Source, call: Call) -> None:
+    """Raise LaunchError for a tensor that is not contiguous, if the source takes no others.
 
-    where: the op and its target. refuses: see `strides.Strides`.
+    where: the op and its target. In a trace the answer is a guard.
     """
-    for at, arg in enumerate(call.args):
-        if not isinstance(arg, torch.Tensor) or not refuses(arg):
+    for at, arg in enumerate(() if source.strided else call.args):
+        if not isinstance(arg, torch.Tensor) or arg.is_contiguous():
             continue
         variant = Variant("", unit_of(source, call.function), call.function, call.template)
         _, texts = launch.parameters.written(variant, None, len(call.args))
         spelled = f" (`{texts[at]}`)" if texts else ""
         raise LaunchError(
             f"`{call.function}` of {where}: argument {at + 1}{spelled} is not contiguous, with "
-            f"shape {[*arg.shape]} and strides {[*arg.stride()]}, and the launch function did not "
-            "ask for its strides, so the kernel would take other elements: pass `x.contiguous()` "
-            "in the launch function (of a tensor that the kernel changes, check "
-            f"`x.is_contiguous()`), or declare `{type(source).__name__}(..., strided=True)` if the "
-            "kernel takes any strides"
+            f"shape {[*arg.shape]} and strides {[*arg.stride()]}, and the kernel would take other "
+            "elements: write `x = x.contiguous()` in the launch function (for a tensor that the "
+            "kernel changes: `torch._check(x.is_contiguous())`), or "
+            f"`{type(source).__name__}(..., strided=True)` if the kernels take any strides"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,18 +23,13 @@ from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.tuned import Tuned
 from jitkern.source.triton_decorators import TRITON_OPTIONS
 
-if TYPE_CHECKING:
-    from jitkern.launch.strides import Strides
-
 _KEYWORDS = {
     "grid", "block", "smem", "cluster", "cooperative", "pdl", "carveout", *TRITON_OPTIONS
 }  # fmt: skip
-Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any], "Strides | None"], Mapping[str, Any]]
+Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
-def first(
-    tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any], _: Strides | None = None
-) -> Mapping[str, Any]:
+def first(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first configuration, for runs that launch nothing, in which all are equivalent."""
     return autotune.configs_of(tuned, args, kwargs)[0]
 
@@ -49,18 +44,17 @@ class Kernels:
     `k.config` is the configuration of `.tune` for this call: the one that `choose` returns, by
     default the choice of the Runner, else the first. `k.multiprocessors` and the like are facts of
     `device`: by default the Runner's, else one that is not here. `k.fake` tells the op's fake, of
-    which only the results count, from all other runs. strides: see `Call`.
+    which only the results count, from all other runs.
     """
 
     def __init__(
         self, start: Callable[[Call], object], choose: Choose | None = None,
-        device: Device | None = None, strides: Strides | None = None,
+        device: Device | None = None,
     ) -> None:  # fmt: skip
         self._start = start
         self.fake = start is ignore
         self._choose = choose
         self._device = device
-        self._strides = strides
         self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
         self._config: Mapping[str, Any] | None = None
         self._taken: dict[bool, tuple[Any, Any]] = {}  # the last part of each workspace
@@ -164,7 +158,7 @@ class Kernels:
             )
         if self._config is None:
             choose: Any = self._choose or getattr(self._start, "choose", first)
-            self._config = MappingProxyType({**choose(*self._call, self._strides)})
+            self._config = MappingProxyType({**choose(*self._call)})
         return self._config
 
 
@@ -198,7 +192,7 @@ class KernelFunction:
                 f"template arguments stand in brackets: `k.{self._name}[{{'{unknown}': …}}](…)`"
             )
         kernels = self._kernels
-        kernels._start(Call(self._name, self._template, args, keywords, kernels._strides))
+        kernels._start(Call(self._name, self._template, args, keywords))
         kernels.launched += 1
 
 

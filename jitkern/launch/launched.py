@@ -55,7 +55,7 @@ class LaunchedKernel:
         self._names = declared.parameters
         self._passed = [i for i, name in enumerate(self._names) if name not in compiled_in]
         options = {name: value for name, value in call.keywords.items() if name != "grid"}
-        self._call = call._replace(args=(), keywords=options, strides=None)  # without tensors
+        self._call = call._replace(args=(), keywords=options)  # without tensors
 
     def __repr__(self) -> str:
         return f"<LaunchedKernel {self._what}>"

@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
 from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
 
-if TYPE_CHECKING:
-    from jitkern.launch.strides import Strides
-
 Pack = Callable[[Any], Any]
 
 
 class ArgumentPacker:
-    """The packing of arguments for these parameters, none a table, for kernels on a device."""
+    """The packing of arguments for these parameters, none a table, for kernels on a device.
 
-    def __init__(self, parameters: Sequence[str], device: torch.device) -> None:
+    strided: whether the kernels take tensors of any strides.
+    """
+
+    def __init__(self, parameters: Sequence[str], device: torch.device, *, strided: bool) -> None:
         self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device says
         self._kinds = [_kind_of(code) for code in parameters]
+        self._strided = strided
 
-    def packed(self, args: Sequence[Any], strides: Strides | None) -> list[Any] | None:
-        """Return the values to pass, addresses for tensors; None if other checks must look.
-
-        strides: see `Call`.
-        """
+    def packed(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return the values to pass, addresses for tensors; None if other checks must look."""
         if len(args) != len(self._kinds):
             return None
         values: list[Any] = []
@@ -49,7 +47,7 @@ class ArgumentPacker:
                     or arg.is_neg()  # `is_lazy`, written out
                     or arg.is_conj()
                     or arg._is_zerotensor()
-                    or (strides and not arg.is_contiguous() and strides.refuses(arg))
+                    or not (self._strided or arg.is_contiguous())
                 ):
                     return None
                 else:

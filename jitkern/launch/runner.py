@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
@@ -21,7 +21,7 @@ from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetErro
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Question
-from jitkern.launch.call import Call, check_strides, checked_address, expanded, variant_of
+from jitkern.launch.call import Call, check_contiguous, checked_address, expanded, variant_of
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.launched import LaunchedKernel
@@ -34,9 +34,6 @@ from jitkern.source import triton_decorators
 from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, Source, Variant
 from jitkern.target import Target
-
-if TYPE_CHECKING:
-    from jitkern.launch.strides import Strides
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no tables
 RETRY = 60.0  # seconds after which a background build that failed is tried again
@@ -73,18 +70,11 @@ class Runner:
 
     def __call__(self, call: Call) -> LaunchedKernel | None:
         """Start a launch; returns the kernel if it is Triton's."""
-        if call.strides and call.strides.questions:
-            with torch._C.DisableTorchFunction():  # what is asked here, the function does not ask
-                return self._begin(call)
-        return self._begin(call)
-
-    def _begin(self, call: Call) -> LaunchedKernel | None:
         ready = self._ready.get(_form(call))
         packs = ready.packs if ready else None
-        values = packs.packed(call.args, call.strides) if packs else None
+        values = packs.packed(call.args) if packs else None
         if ready is None or values is None:
-            if call.strides:
-                check_strides(self.where, self.source, call, call.strides.refuses)
+            check_contiguous(self.where, self.source, call)
             return self._start(self.expanded(call))
         if self.source.runs == HOST:
             ready.compiled.function.call(values, ready.what)
@@ -173,14 +163,14 @@ class Runner:
             return autotune.question_of(function, declared._replace(pruning=pruning), named)
 
     def choose(
-        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any], strides: Strides | None
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune` for a call; may measure the configurations."""
         arguments = functools.cache(lambda: launch.measure.arguments_for(tuned, args, kwargs))
 
         def launch_of(config: Mapping[str, Any]) -> Launch:
             positional, named = arguments()
-            kernels = functools.partial(Kernels, self, lambda *_: config, strides=strides)
+            kernels = functools.partial(Kernels, self, lambda *_: config)
             return lambda: tuned(kernels(), *positional, **named)
 
         configs = autotune.configs_of(tuned, args, kwargs)
@@ -233,7 +223,10 @@ class Runner:
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
             checks = pair or any(map(table_of, compiled.parameters))  # each tensor of a table
-            packs = None if checks else ArgumentPacker(compiled.parameters, self.device)
+            packs = None
+            if not checks:
+                strided = self.source.strided
+                packs = ArgumentPacker(compiled.parameters, self.device, strided=strided)
             what = f"`{call.function}` of {self.where}"
             self._ready[form] = PreparedLaunch(
                 compiled, what, packs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -157,17 +156,12 @@ class Implementation:
             result = runner.extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result
-        function, strides = self._function(source), None
-        if not source.strided:
-            asks = functools.partial(trace.fast_check.asks_strides, function)
-            strides = launch.strides.Strides(tensors_in((*args, *kwargs.values())), asks)
-        kernels = launch.kernels.Kernels(runner, strides=strides)
+        function, kernels = self._function(source), launch.kernels.Kernels(runner)
         before = self._versions(args, kwargs) if op.signature.changed else []
         try:
             own_args, own_kwargs = _own(args, kwargs) if self._has_lists else (args, kwargs)
             run = trace.fast_check.with_fast_check(function)
-            with strides.noted() if strides else _NO_BLOCK:
-                result = run(kernels, *own_args, **own_kwargs)
+            result = run(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern.calls.samples import Sample, ShapesAlone
 from jitkern.errors import DeclarationError, JitkernError, call_site, error_site, told
 from jitkern.launch.autotune import configs_of
-from jitkern.launch.call import Call, all_configurations, variant_of
+from jitkern.launch.call import Call, all_configurations, check_contiguous, variant_of
 from jitkern.launch.kernels import Choose, Kernels, LeftToReference, check_result
 from jitkern.launch.resources.device_view import AbsentDevice
 from jitkern.launch.tuned import Tuned
@@ -166,6 +166,7 @@ def _variants_to(
     """Return a replacement for launches that passes the variants of each launch to `add`."""
 
     def note(call: Call) -> None:
+        check_contiguous(op.name, source, call)
         expansions = all_configurations(op.name, source, call)
         add([variant_of(op.name, source, expansion)[0] for expansion in expansions])
 

@@ -33,7 +33,7 @@ class RawKernel:
     def __init__(self, source: Source, function: str, target: Target | None) -> None:
         stem = re.sub(r"\W", "_", source.paths[0].stem)[:_LONGEST]
         self.op = f"raw::{stem}"
-        self.source = source
+        self.source = source.replace(strided=True)  # it gets what it is called with
         self.function = function
         self._devices = Devices(self.op, self.device, target)
 

@@ -142,8 +142,8 @@ class Source:
     environment: names of variables the build depends on; their values are passed on and enter
         the key.
     min_compiler: the oldest compiler version that may build the files, e.g. "12.8".
-    strided: whether the kernels take tensors of any strides, so that a launch function may pass a
-        tensor without reading its strides. Not for an Extension, which gets whole tensors.
+    strided: whether the kernels take tensors of any strides. Those of other sources take contiguous
+        tensors alone. Not for an Extension, which gets whole tensors.
     """
 
     kind: ClassVar[str] = ""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from jitkern import trace
-from jitkern.launch.strides import ASKS
 from jitkern.launch.tuned import changed, parts_of
 from jitkern.trace.world import World, world_of
 
@@ -39,12 +38,6 @@ def with_fast_check(function: Function) -> Function:
     the copy has copies of.
     """
     return _fast_check(function).now() or function
-
-
-def asks_strides(function: Function) -> bool:
-    """Whether a launch function, or a function that it calls, may read strides of a tensor."""
-    world = world_of(parts_of(function))
-    return bool(not ASKS.isdisjoint(world.attributes) or world.refusal or not world.is_inert)
 
 
 class _FastCheck:

@@ -15,7 +15,7 @@ import torch
 from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.program import TABLE
-from jitkern.trace.program_builder import DTYPE_CODES
+from jitkern.trace.program_builder import DTYPE_CODES, is_contiguous
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 from jitkern.trace.tracer import TensorMetadata, Tracer, table_words
 
@@ -201,11 +201,4 @@ def _numel(tensor: TensorMetadata) -> int:
 
 
 def _is_packable(tensor: TensorMetadata, *, dense: bool) -> bool:
-    if dense:
-        return is_dense(tensor)
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides)):
-        if size != 1 and stride != expected:
-            return 0 in tensor.shape
-        expected *= size
-    return True
+    return is_dense(tensor) if dense else is_contiguous(tensor.shape, tensor.strides)

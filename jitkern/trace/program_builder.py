@@ -67,6 +67,16 @@ class ProgramBuilder:
         return default
 
 
+def is_contiguous(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor of these sizes and strides is contiguous, as Torch has it."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides)):
+        if size != 1 and stride != expected:
+            return 0 in sizes
+        expected *= size
+    return True
+
+
 def dense_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """Return the strides of contiguous memory, for which Torch counts a size of 0 as 1."""
     strides: list[Any] = []

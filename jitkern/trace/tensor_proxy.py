@@ -18,7 +18,7 @@ import torch
 from jitkern.launch.arguments import ALIGNMENT
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder, dense_strides
+from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder, dense_strides, is_contiguous
 
 _active = threading.local()  # `program`: that of this thread's trace
 
@@ -107,7 +107,6 @@ class TensorProxy:
         offset: Any = 0,
         argument: int | None = None,
         contiguous: bool = False,
-        model: TensorProxy | None = None,
     ) -> None:
         self._program = program
         self._memory = memory
@@ -117,11 +116,6 @@ class TensorProxy:
         self._strides = tuple(strides)
         self._offset = offset  # in elements
         self._argument = argument  # its number, or None for a view or an allocation
-        # The argument whose strides it has, or has by a view; None for memory made in this call.
-        self._origin: TensorProxy | None = (
-            self if argument is not None else None if model is None else model._origin
-        )
-        self._asked = False  # of an argument: whether the launch function asked about its strides
         self._known_contiguous = contiguous
         self.layout = torch.strided
         self.ndim = len(self.shape)
@@ -165,7 +159,6 @@ class TensorProxy:
         return self.shape if dim is None else self.shape[self._position(dim)]
 
     def stride(self, dim: int | None = None) -> Any:
-        self._ask()
         return self._strides if dim is None else self._strides[self._position(dim)]
 
     def element_size(self) -> int:
@@ -200,21 +193,12 @@ class TensorProxy:
         return Address(offset) if self._memory.address is None else self._memory.address + offset
 
     def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
-        self._ask()
-        return self.lies_densely(memory_format)
-
-    def _ask(self) -> None:
-        if self._origin is not None:
-            self._origin.__dict__["_asked"] = True
-
-    def lies_densely(self, memory_format: Any = torch.contiguous_format) -> bool:
-        """Whether the tensor is contiguous, guarded; not asked by the launch function."""
         if memory_format is not torch.contiguous_format:
             raise Unsupported(f"is_contiguous({memory_format}) cannot be traced")
         if self._known_contiguous:
             return True
-        answer = self._follows(self._strides)
         if self._argument is not None:
+            answer = is_contiguous([s.hint for s in self.shape], [s.hint for s in self._strides])
             self._program.facts.guard("CONTIGUOUS", self._argument, int(answer))
             self.__dict__["_known_contiguous"] = answer
             return answer
@@ -222,16 +206,6 @@ class TensorProxy:
             bool(stride == step) or bool(size == 1)
             for size, stride, step in zip(self.shape, self._strides, dense_strides(self.shape))
         ) or bool(self.numel() == 0)
-
-    def _follows(self, strides: Sequence[Any]) -> bool:
-        """Whether the hints of `strides` are those of contiguous memory, without a guard."""
-        sizes = [s.hint if is_symbol(s) else s for s in self.shape]
-        expected = 1
-        for size, stride in zip(reversed(sizes), reversed(strides)):
-            if size != 1 and (stride.hint if is_symbol(stride) else stride) != expected:
-                return 0 in sizes
-            expected *= size
-        return True
 
     # ------------------------------------------------------------------ views
 
@@ -385,7 +359,7 @@ class TensorProxy:
     ) -> TensorProxy:
         return TensorProxy(
             self._program, self._memory, self.dtype, shape, strides,
-            offset=self._offset if offset is None else offset, contiguous=contiguous, model=self,
+            offset=self._offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
     def _position(self, dim: Any, count: int = -1) -> int:
@@ -398,7 +372,7 @@ class TensorProxy:
     # ------------------------------------------------------------------ new memory
 
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
-        if self.lies_densely(memory_format):
+        if self.is_contiguous(memory_format):
             return self
         return allocate(self._program, self.shape, None, self.dtype).copy_(self)
 
@@ -521,12 +495,8 @@ def allocate(
     dtype: torch.dtype,
     *,
     contiguous: bool = False,
-    model: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Return the proxy of new memory with these sizes and strides (None: contiguous).
-
-    model: the tensor whose strides they are.
-    """
+    """Return the proxy of new memory with these sizes and strides (None: contiguous)."""
     if dtype not in DTYPE_CODES:
         raise Unsupported(f"an allocation of {dtype} cannot be traced")
     shape = tuple(shape)
@@ -537,7 +507,7 @@ def allocate(
     program.act("ALLOCATE", data, number, DTYPE_CODES[dtype], *program.operands((*shape, *steps)))
     memory = Memory(~number, data, None)
     return TensorProxy(
-        program, memory, dtype, shape, steps, contiguous=contiguous or strides is None, model=model
+        program, memory, dtype, shape, steps, contiguous=contiguous or strides is None
     )
 
 
@@ -582,7 +552,7 @@ def like(
         return allocate(program, model.shape, None, chosen)
     if memory_format is not torch.preserve_format:
         raise Unsupported(f"an allocation in {memory_format} cannot be traced")
-    contiguous = model.lies_densely()
+    contiguous = model.is_contiguous()
     if not contiguous:
         expected: Any = 1
         for d in sorted(range(model.ndim), key=lambda d: _stride_hints(model, d)):
@@ -591,9 +561,7 @@ def like(
             if not model._strides[d] == expected:
                 raise Unsupported("empty_like() of gaps or overlaps cannot be traced")
             expected = expected * model.shape[d]
-    return allocate(
-        program, model.shape, model._strides, chosen, contiguous=contiguous, model=model
-    )
+    return allocate(program, model.shape, model._strides, chosen, contiguous=contiguous)
 
 
 def _options(

@@ -19,7 +19,6 @@ from jitkern.launch.kernels import Kernels
 from jitkern.launch.symbols import READS, Instruction, Specialized, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.fast_check import asks_strides
 from jitkern.trace.lists import TensorList
 from jitkern.trace.program import REGISTERS, Program, encoded, operands_of
 from jitkern.trace.stand_ins import traceable
@@ -69,8 +68,7 @@ def trace(
         raise Unsupported(refusal)
     if world.compares and world.tensors:
         raise Unsupported(world.compares)
-    asks = asks_strides(function)
-    tracer = Tracer(device, kernels_of, line_in(code), len(parameters), asks=asks)
+    tracer = Tracer(device, kernels_of, line_in(code), len(parameters))
     outer = running.facts, running.problem
     running.facts, running.problem = tracer.facts, None
     try:

@@ -11,14 +11,13 @@ import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.call import Call, address_of, check_strides, expanded
+from jitkern.launch.call import Call, address_of, check_contiguous, expanded
 from jitkern.launch.declared import declared_in
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.launch.resources.workspaces import checked_count
 from jitkern.launch.runner import CachedKernels, Runner, arguments_of
-from jitkern.launch.strides import Strides
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
@@ -65,22 +64,17 @@ Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads
 
 
 class Tracer(ProgramBuilder):
-    """The program of a trace, and the requests of the launch function to `k`.
-
-    asks: whether the launch function asks about the strides of any tensor.
-    """
+    """The program of a trace, and the requests of the launch function to `k`."""
 
     def __init__(
-        self, device: torch.device, kernels_of: Provider, line: Callable[[], int], arguments: int,
-        *, asks: bool,
-    ) -> None:  # fmt: skip
+        self, device: torch.device, kernels_of: Provider, line: Callable[[], int], arguments: int
+    ) -> None:
         super().__init__(device, line)
         self.tensors = arguments  # the number of the next tensor of a list
         self.table_words = 0  # of the memory
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of
-        self._asks = asks
 
     def tensor(
         self, number: int, label: str, value: TensorMetadata, *, changes: bool
@@ -175,9 +169,8 @@ class Tracer(ProgramBuilder):
                 f"the decorators of `{call.function}` follow from more than the text of its file, "
                 f"and a program cannot tell when they change: {why}"
             )
-        if not source.strided:
-            check_strides(where, source, call, self._refuses)
-        call = expanded(where, self._kernels_of.source, call, choose)
+        check_contiguous(where, source, call)
+        call = expanded(where, source, call, choose)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)
         number = len(self.kernels)
@@ -202,16 +195,6 @@ class Tracer(ProgramBuilder):
         for kind, operand in given:
             self.act("PASS", kind, operand)
         self.act("LAUNCH", number, self.text(what), *numbers)
-
-    def _refuses(self, tensor: Any) -> bool:
-        """Whether no kernel may take a tensor, as `launch.strides` has it; guards the answer."""
-        if not is_proxy(tensor):
-            return False
-        origin = tensor._origin
-        lies_as_asked = self._asks and (
-            origin is None or origin._asked or (origin is not tensor and origin.lies_densely())
-        )
-        return not lies_as_asked and not tensor.lies_densely()
 
     def _passed(self, code: str, value: Any) -> tuple[int, int]:
         """Return the kind of a kernel's argument (see `program.WORD`), and its register."""
@@ -239,7 +222,7 @@ class Tracer(ProgramBuilder):
         return at
 
     def choose(
-        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any], _: Strides | None = None
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune`, and guard all that the choice depends on."""
         configs = autotune.configs_of(tuned, args, kwargs)

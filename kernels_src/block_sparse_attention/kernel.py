@@ -40,7 +40,7 @@ MASK = (
     "Tensor? patterns=None, Tensor? key_patterns=None, Tensor? bits=None, "
     "int block_q=128, int block_k=128, int left=-1, int right=-1, float? scale=None"
 )
-CUDA = Triton("block_sparse_attention_triton.py")
+CUDA = Triton("block_sparse_attention_triton.py", strided=True)
 LISTS = ("i32[1, 1, 65]", "i32[528]") * 2
 CAUSAL = (*LISTS, None, None, None, 128, 128, -1, 0)
 ELEMENTS = (*LISTS, "i32[528]", "i32[528]", "i32[64, 128, 4]")

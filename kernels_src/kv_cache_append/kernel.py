@@ -27,8 +27,8 @@ BLOCK = 256
 kv_cache_append = kernel(
     "kv_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
     "Tensor? k_scale=None, Tensor? v_scale=None) -> ()",
-    cuda=Cuda("kv_cache_append.cu"),
-    cpu=Cpp("kv_cache_append.cpp", native=True, openmp=True),
+    cuda=Cuda("kv_cache_append.cu", strided=True),
+    cpu=Cpp("kv_cache_append.cpp", native=True, openmp=True, strided=True),
     prewarm=[
         (*[f"{dtype}[8, 8, 128]"] * 2, *[f"{cache}[64, 16, 8, 128]"] * 2, "i64[8]", *scales)
         for dtype in ("bf16", "f16")

@@ -47,8 +47,8 @@ paged_decode = kernel(
     "paged_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seq_lens, "
     "float? scale=None, float softcap=0.0, int window=0, Tensor? alibi_slopes=None, "
     "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor out, Tensor lse)",
-    cuda=Cuda("paged_decode.cu"),
-    cpu=Cpp("paged_decode.cpp", native=True, openmp=True),
+    cuda=Cuda("paged_decode.cu", strided=True),
+    cpu=Cpp("paged_decode.cpp", native=True, openmp=True, strided=True),
     prewarm=[  # of 8B and 70B models, whose heads are in groups of 4 and 8
         (
             f"{dtype}[8, {heads}, 128]",

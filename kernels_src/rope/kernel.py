@@ -26,8 +26,8 @@ import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
 
-CUDA = Cuda("rope.cu")
-CPU = Cpp("rope.cpp", native=True, openmp=True)
+CUDA = Cuda("rope.cu", strided=True)
+CPU = Cpp("rope.cpp", native=True, openmp=True, strided=True)
 
 PREWARM = [  # of a server, whose tokens have positions
     (f"{dtype}[8, 32, 128]", f"{dtype}[8, 8, 128]", "f32[64, 64]", "f32[64, 64]", f"{index}[8]")

@@ -17,7 +17,8 @@ import torch
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import groups
 
-CPU = Cpp("sample.cpp", native=True, openmp=True, flags=["-ffp-contract=off"])
+CUDA = Cuda("sample.cu", strided=True)
+CPU = Cpp("sample.cpp", native=True, openmp=True, flags=["-ffp-contract=off"], strided=True)
 FILTERS = (
     "float temperature=1.0, int top_k=0, float top_p=1.0, "
     "Tensor? row_temperature=None, Tensor? row_top_k=None, Tensor? row_top_p=None"
@@ -25,13 +26,13 @@ FILTERS = (
 CALLS = [("bf16[8, 128256]", *filters) for filters in ((1.0, 50, 0.9), (1.0, 0, 0.9))]
 sample = kernel(
     f"sample(Tensor logits, Tensor seed, Tensor offset, {FILTERS}) -> Tensor",
-    cuda=Cuda("sample.cu"),
+    cuda=CUDA,
     cpu=CPU,
     prewarm=[(logits, "i64[1]", "i64[1]", *filters) for logits, *filters in CALLS],
 )
 sample_filter = kernel(
     f"sample_filter(Tensor logits, {FILTERS}) -> Tensor",
-    cuda=Cuda("sample.cu"),
+    cuda=CUDA,
     cpu=CPU,
     prewarm=CALLS,
 )

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from jitkern.declare import Cpp, Cuda, kernel
 
-CUDA = Cuda("gated.cu")
-CPU = Cpp("gated.cpp", native=True, openmp=True)
+CUDA = Cuda("gated.cu", strided=True)
+CPU = Cpp("gated.cpp", native=True, openmp=True, strided=True)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SHAPES = ((4, 32), (3, 5, 14), (4, 0))
 BLOCK = 128

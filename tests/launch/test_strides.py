@@ -1,19 +1,22 @@
-"""A tensor that lies apart reaches a kernel only where the launch function asked for its strides."""
+"""A kernel takes contiguous tensors, unless its source is declared with `strided=True`."""
 
 import itertools
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import served
+from helpers import H100, served
 from tuning import ways
 
+import jitkern
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.devtools import check
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.jit import key_of
 from jitkern.launch.runner import Runner
+from jitkern.op.needed_kernels import needs_of
 from jitkern.runtime import binding, specializer
 from jitkern.runtime.freshness import declaration_of
 from jitkern.source.kinds import Variant
@@ -33,15 +36,21 @@ APART = {
     "transposed": X.T,
     "sliced": X[:, ::2],
     "rows of more": X[:, :3],
+    "rows of more, from inside": X[1:, 1:],
     "expanded": X[:1].expand(4, 6),
+    "expanded inside": X.unsqueeze(1).expand(4, 3, 6),
     "reversed dims": X.view(2, 2, 6).permute(2, 1, 0),
     "channels last": X.view(1, 4, 3, 2).contiguous(memory_format=torch.channels_last),
+    "a diagonal": X.diagonal(),
 }
 SIDE_BY_SIDE = {
     "offset": X.view(-1)[5:],
     "rows": X[1:3],
     "size 1": X[:1].T.unsqueeze(0)[:, :1],
+    "size 1 of any stride": X.as_strided((4, 1, 6), (6, 77, 1)),
+    "one number": X[1:2, 1:2],
     "empty": X[:0].T,
+    "empty, expanded": X[:0, :1].expand(0, 5),
     "a scalar": X[2, 3],
 }
 
@@ -99,7 +108,7 @@ def refused(op, *args, what="not contiguous"):
 
 
 @pytest.mark.parametrize("launch", [bare, alike, untraced])
-def test_a_tensor_of_which_nobody_asked_is_refused(op, launch):
+def test_a_tensor_that_is_not_contiguous_is_refused(op, launch):
     naive = op(launch)
     refused(naive, X.T)
     for x in APART.values():
@@ -107,6 +116,20 @@ def test_a_tensor_of_which_nobody_asked_is_refused(op, launch):
             assert torch.equal(naive(x.contiguous()), x)
             specializer.settle()
         refused(naive, x)
+
+
+def test_the_error_says_what_to_write(op):
+    naive = op(bare)
+    with pytest.raises(LaunchError) as raised:
+        naive(X.T)
+    place = f"{bare.__code__.co_filename}:{bare.__code__.co_firstlineno + 2}: "
+    assert str(raised.value) == (
+        f"{place}`copy` of {naive.name} for {Target.current('cpu')}: argument 2 (`const T* x`) is "
+        "not contiguous, with shape [6, 4] and strides [1, 6], and the kernel would take other "
+        "elements: write `x = x.contiguous()` in the launch function (for a tensor that the kernel "
+        "changes: `torch._check(x.is_contiguous())`), or `Cpp(..., strided=True)` if the kernels "
+        "take any strides"
+    )
 
 
 @pytest.mark.parametrize("launch", [bare, alike])
@@ -131,25 +154,52 @@ def test_a_program_looks_once_at_each_tensor(op):
         assert [step.name for step in traced.steps].count("CONTIGUOUS") == 1
 
 
-def test_a_kernel_that_takes_any_strides_gets_them(op):
-    free = op(bare, strided=True)
-    for x in APART.values():
-        first = x.as_strided((x.numel(),), (1,))  # what this kernel reads, which asks for none
-        for each in (x, first):
-            assert torch.equal(served(free, each).view(-1), first)
+QUESTIONS = {
+    "stride": lambda x: x.stride(),
+    "is_contiguous": lambda x: x.is_contiguous() or x.stride(0),
+    "by the class": lambda x: torch.Tensor.stride(x, 0),
+    "in a thread": lambda x: ThreadPoolExecutor(1).submit(x.is_contiguous).result(),
+    "in C++": lambda x: x.numpy().strides,
+}
+VIEWS = {
+    "view": lambda x: x.view(x.shape),
+    "narrow": lambda x: torch.narrow(x, 0, 0, x.shape[0]),
+    "narrow by keyword": lambda x: torch.narrow(input=x, dim=0, start=0, length=x.shape[0]),
+    "slice": lambda x: x[:],
+    "unsqueeze": lambda x: x.unsqueeze(0)[0],
+    "transpose by keyword": lambda x: torch.transpose(input=x.T, dim0=0, dim1=1),
+    "clone": lambda x: x.clone(),
+    "clone by keyword": lambda x: torch.clone(input=x),
+    "empty_like by keyword": lambda x: torch.empty_like(input=x).copy_(x),
+    "add by keyword": lambda x: torch.add(input=x, other=0),
+    "to": lambda x: x.to(torch.float64),
+}
 
 
-def test_a_question_is_about_one_tensor(op):
-    matvec = op(rows_of, "(Tensor x, Tensor w) -> Tensor", torch.mv)
-    apart = torch.arange(12.0)[::2]
-    for x in (X, X.T[:, :3], X[:, ::2], X[:1].expand(4, 6)):
-        w = torch.arange(float(x.shape[1]))
-        assert torch.equal(served(matvec, x, w), x @ w)
-        for y in (apart[: x.shape[1]], apart[:1].expand(x.shape[1])):
-            refused(
-                matvec, x, y, what=r"argument 3 \(`const T\* w`\) is not contiguous, with shape "
-            )
-    refused(matvec, X, apart, what=r"`dot` of jitkern_strides::.* shape \[6\] and strides \[2\]")
+@pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_about_strides_changes_nothing(op, ask):
+    def launch(k, x):
+        ask(x)
+        return bare(k, x)
+
+    mine = op(launch)
+    for _ in range(3):
+        assert torch.equal(mine(X), X)
+        specializer.settle()
+        refused(mine, X.T)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_and_new_memory_are_held_to_it(op, view):
+    def launch(k, x):
+        x.is_contiguous(), x.stride()
+        return bare(k, view(x))
+
+    mine = op(launch, reference=lambda x: view(x).clone())
+    for _ in range(3):
+        assert torch.equal(mine(X), X)
+        specializer.settle()
+        refused(mine, X.T)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +208,11 @@ def test_a_question_is_about_one_tensor(op):
         (lambda x: x.unsqueeze(0)[:, 1:3], True),
         (lambda x: x[:, 1:], False),
         (lambda x: x.unsqueeze(0).expand(2, 4, 6), False),
+        (lambda x: x.t(), False),
     ],
-    ids=["rows", "columns", "broadcast"],
+    ids=["rows", "columns", "broadcast", "transposed"],
 )
-def test_a_view_of_which_nobody_asked_is_contiguous(op, view, contiguous):
+def test_a_view_of_a_contiguous_tensor_is_held_to_it(op, view, contiguous):
     def launch(k, x):
         return bare(k, view(x.contiguous()))
 
@@ -172,27 +223,35 @@ def test_a_view_of_which_nobody_asked_is_contiguous(op, view, contiguous):
         refused(mine, X)
 
 
-def test_views_of_a_tensor_that_was_asked_about_are_passed(op):
-    def halves(k, x, w):
-        return rows_of(k, x[:, : w.shape[0]], w)
+def test_each_argument_is_looked_at(op):
+    matvec = op(rows_of, "(Tensor x, Tensor w) -> Tensor", torch.mv)
+    apart = torch.arange(12.0)[::2]
+    assert torch.equal(served(matvec, X, X[0]), X @ X[0])
+    for w in (apart, apart[:1].expand(6)):
+        refused(matvec, X, w, what=r"argument 3 \(`const T\* w`\) is not contiguous, with shape ")
+    refused(matvec, X.T[:, :3], X[0, :3], what=r"argument 2 \(`const T\* x`\)")
 
-    mine = op(halves, "(Tensor x, Tensor w) -> Tensor", lambda x, w: x[:, : w.shape[0]] @ w)
-    for x in (X, X.T.contiguous().T, X[::2]):
-        assert torch.equal(served(mine, x, X[0, :3]), x[:, :3] @ X[0, :3])
+
+def test_a_kernel_that_takes_any_strides_gets_them(op):
+    free = op(bare, strided=True)
+    for x in APART.values():
+        if x.numel() <= X.numel():  # more would be read than there is
+            first = x.as_strided((x.numel(),), (1,))  # what this kernel reads, which asks for none
+            for each in (x, first):
+                assert torch.equal(served(free, each).view(-1), first)
 
 
-def test_new_memory_like_a_tensor_counts_as_that_tensor(op):
-    def doubles(k, x, w):
-        wide = x.to(torch.float64)
-        out = torch.empty(wide.shape, dtype=wide.dtype)
-        w.stride()
-        k.copy[{"T": wide.dtype}](out, wide, wide.numel())
-        return out
+def test_a_kernel_that_walks_over_strides_is_right(op):
+    def launch(k, x, w):
+        return rows_of(k, x[:, : w.shape[0]], w.contiguous())
 
-    mine = op(doubles, "(Tensor x, Tensor w) -> Tensor", lambda x, w: x.double())
-    assert torch.equal(served(mine, X, X), X.double())
-    refused(mine, X.T, X)
-    refused(mine, X.T, X.T)
+    matvec = op(
+        launch, "(Tensor x, Tensor w) -> Tensor", lambda x, w: x[:, : w.shape[0]] @ w, strided=True
+    )
+    apart = torch.arange(12.0)[::2]
+    for x in (X, X.T, X[:, ::2], X[:1].expand(4, 6), X[1:, 1:]):
+        for w in (apart[:3], apart[:1].expand(2), X[0, :2]):
+            assert torch.equal(served(matvec, x, w), x[:, : len(w)] @ w)
 
 
 def test_an_argument_to_change_is_refused_unchanged(op):
@@ -201,9 +260,7 @@ def test_an_argument_to_change_is_refused_unchanged(op):
 
     fill_ = op(fill_, "(Tensor(a!) out, Tensor x) -> ()", lambda out, x: out.copy_(x))
     memory = torch.zeros(4, 12)
-    refused(
-        fill_, memory[:, ::2], X, what=r"argument 1 .*of a tensor that the kernel changes, check"
-    )
+    refused(fill_, memory[:, ::2], X, what=r"argument 1 .*for a tensor that the kernel changes: ")
     assert not memory.any()
     out = torch.zeros(5, 6)
     served(fill_, out[1:], X)
@@ -298,6 +355,53 @@ def test_measuring_configurations_is_held_to_it(declare, clock):
     assert torch.equal(mine(torch.ones(4)), torch.full((4,), 2.0))
 
 
+CUDA_TEXT = 'extern "C" __global__ void copy(float* out, const float* x, long long n) {}'
+TRITON_TEXT = "import triton\n\n@triton.jit\ndef copy(out, x, n):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "text", "parameter"),
+    [(Cuda, "k.cu", CUDA_TEXT, "const float* x"), (Triton, "k_triton.py", TRITON_TEXT, "x")],
+    ids=["cuda", "triton"],
+)
+def test_meta_tensors_of_a_prewarm_are_held_to_it(tmp_path, kind, file, text, parameter):
+    (tmp_path / file).write_text(text)
+    target = Target.parse(H100)
+
+    def copied(k, x):
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        keywords = {"block": 32} if kind is Cuda else {}
+        k.copy(out, x, x.numel(), grid=1, **keywords)
+        return out
+
+    def needs(x, **options):
+        name = f"jitkern_strides::f{next(_number)}"
+        mine = kernel(f"{name}(Tensor x) -> Tensor", cuda=kind(str(tmp_path / file), **options))
+        mine.launch("cuda")(copied)
+        mine.samples(lambda device: [torch.empty_strided(x.shape, x.stride(), device=device)])
+        assert mine(x.to("meta")).is_contiguous()  # the fake, which launches nothing
+        return name, needs_of(mine, mine.sources["cuda"][0], "cuda", target)
+
+    for x in (X, *SIDE_BY_SIDE.values()):
+        _, found = needs(x)
+        assert len(found.variants) == 1 and not found.problems
+    for x in APART.values():
+        name, found = needs(x)
+        assert not found.variants
+        (problem,) = found.problems
+        says = f"`copy` of {name}: argument 2 (`{parameter}`) is not contiguous, with shape"
+        assert says in problem and f"`{kind.__name__}(..., strided=True)`" in problem, problem
+        assert len(needs(x, strided=True)[1].variants) == 1
+
+
+def test_a_kernel_without_an_op_gets_what_it_is_called_with():
+    copy = jitkern.cpp_kernel(text=SOURCE, name="copy")[{"T": torch.float32}]
+    for x in (X, X.T):
+        out = torch.empty(24)
+        copy(out, x, 24)
+        assert torch.equal(out, X.view(-1))
+
+
 def test_strided_is_no_part_of_a_kernel(tmp_path):
     (tmp_path / "k.cpp").write_text(SOURCE)
     sources = [Cpp("k.cpp", folder=str(tmp_path), strided=strided) for strided in (False, True)]
@@ -325,27 +429,36 @@ def checked(op, launch, **options):
 
 @pytest.mark.long
 def test_check_finds_a_kernel_that_reads_other_elements(op):
-    def asks_in_vain(k, x, w):
-        x.stride(), w.stride()
-        out = torch.empty(x.shape[:1])
+    def one_stride(k, x, w):
+        out, w = torch.empty(x.shape[:1]), w.contiguous()
         k.dot[{"T": x.dtype}](out, x, w, *x.shape, x.stride(0), 1)
         return out
 
-    for launch, options in ((asks_in_vain, {}), (rows_of, {"strided": True})):
-        row = checked(op, launch, **options)
-        wrong = (
-            r"`x` transposed, with strides \[1, 4\]"
-            if not options
-            else r"`w` sliced, with strides \[2\]"
-        )
+    for launch, what in (
+        (one_stride, r"`x` transposed, with strides \[1, 4\]"),
+        (rows_of, r"`w` sliced, with strides \[2\]"),
+    ):
+        row = checked(op, launch, strided=True)
         assert row.ok is False
-        assert re.match(
-            wrong + r", \(float32\[4, 6\], float32\[6\]\): out\[\d\]: got ", row.note
-        ), row
+        says = what + r", \(float32\[4, 6\], float32\[6\]\): out\[\d\]: got "
+        assert re.match(says, row.note), row
 
 
-def test_check_tells_what_an_op_refuses(op):
+def test_check_fails_for_a_layout_of_which_the_launch_function_does_not_think(op):
     row = checked(op, rows_of)
+    assert row.ok is False
+    assert row.note.startswith("`x` transposed, with strides [1, 4]: ")
+    assert "`dot` of jitkern_strides::" in row.note
+    assert "write `x = x.contiguous()` in the launch function" in row.note
+
+
+@pytest.mark.long
+def test_check_tells_what_an_author_refuses(op):
+    def launch(k, x, w):
+        torch._check(w.is_contiguous(), lambda: "w must be contiguous")
+        return rows_of(k, x, w)
+
+    row = checked(op, launch, strided=True)
     assert row.ok
     assert row.note.splitlines() == [
         "1 sample, max error 0.00 eps; refused: `w` sliced, `w` expanded",

@@ -139,6 +139,15 @@ def test_what_a_launch_function_raises_is_told_with_its_line(package, statement,
     assert reason == f"{where}its launch function failed on sample 1: {raised}"
 
 
+@pytest.mark.parametrize("target", [CPU, f"--target={H100}"])
+def test_a_tensor_that_is_not_contiguous_fails_before_a_compile(package, target):
+    package.write("k.f(out, x[::2], 2, grid=1, block=32)")
+    code, (reason,) = package.prewarm(target)
+    assert code == 1
+    failed = f"{package.file}:8: its launch function failed on sample 1: `f` of {package.name}::f: "
+    assert f"{failed}argument 2 (`const float* x`) is not contiguous, with shape [2]" in reason
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
 @pytest.mark.long
