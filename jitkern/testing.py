@@ -94,9 +94,8 @@ def held_locks() -> list[str]:
 
 
 def loaded_program(
-    program: Program, passed: Sequence[Sequence[str]], kernels: ctypes.Array[Any],
-    guard: ctypes.Structure,
-) -> ctypes.Structure:  # fmt: skip
+    program: Program, passed: Sequence[list[str]], kernels: ctypes.Array[Any], guard: Any
+) -> ctypes.Structure:
     """Return a program with its kernels and guard as C takes it; the first of its preference.
 
     passed: the codes of what is passed to each kernel.

@@ -62,20 +62,16 @@ INSTRUCTIONS = {
     "REAL_EQUAL": "ffi",
     "MASKED": "nni",  # two numbers have a bit in common
     # arithmetic of integers and of floats
-    **dict.fromkeys(
-        (
-            "ADD", "SUBTRACT", "MULTIPLY", "DIVIDE", "MODULO", "SHIFT_LEFT", "SHIFT_RIGHT", "AND",
-            "OR", "XOR",
-        ),
-        "Nnn",
-    ),
-    **dict.fromkeys(
-        ("REAL_ADD", "REAL_SUBTRACT", "REAL_MULTIPLY", "QUOTIENT", "POWER"), "Fff"
-    ),
-    **dict.fromkeys(("MAX1", "BIT_LENGTH"), "Nn"),
-    **dict.fromkeys(("REAL", "EXACT"), "Fn"),
-    **dict.fromkeys(("ABS", "SQUARE_ROOT"), "Ff"),
-    **dict.fromkeys(("FLOOR", "CEIL", "TRUNCATE"), "Nf"),
+    **{
+        name: shape
+        for shape, names in (
+            ("Nnn", "ADD SUBTRACT MULTIPLY DIVIDE MODULO SHIFT_LEFT SHIFT_RIGHT AND OR XOR"),
+            ("Fff", "REAL_ADD REAL_SUBTRACT REAL_MULTIPLY QUOTIENT POWER"),
+            ("Nn", "MAX1 BIT_LENGTH"), ("Fn", "REAL EXACT"), ("Ff", "ABS SQUARE_ROOT"),
+            ("Nf", "FLOOR CEIL TRUNCATE"),
+        )
+        for name in names.split()
+    },
     # actions
     "ADDRESS": "Ppn",  # an address and bytes after it
     "ALLOCATE": "Podn*",  # its address; dtype, sizes, strides
@@ -90,7 +86,7 @@ INSTRUCTIONS = {
     "RETURN": "iO",
     "RETURN_NONE": "i",
 }  # fmt: skip
-RESULTS, REGISTERS = "=NFPM", "nfpbr#"  # operands that are registers: those that take a value
+RESULTS, REGISTERS = "=NFPM", "nfpbr#"  # that take a value, that are read
 CODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 WORD, FLOAT, POINTED = range(3)  # an argument as it is, narrowed to a float, behind an address
 COMPLEX = range(8, 11)  # Torch's numbers for complex dtypes, of which a launch passes views

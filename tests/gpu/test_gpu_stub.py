@@ -117,7 +117,7 @@ def test_a_variant_serves_only_the_device_it_was_traced_for():
     x = torch.randn(3, 3, 3, device="cuda")
     served(jitkern.ops.vec_add, x, x)
     known = programs_of(jitkern.ops.vec_add).known
-    served_on = {index for _, index, *_ in known}
+    served_on = {index for _, (_, index, *_) in known}
     assert torch.cuda.current_device() in served_on
     assert served_on <= set(range(torch.cuda.device_count()))
 

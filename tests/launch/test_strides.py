@@ -444,7 +444,7 @@ def test_check_finds_a_kernel_that_reads_other_elements(op):
         assert re.match(says, row.note), row
 
 
-def test_check_fails_for_a_layout_of_which_the_launch_function_does_not_think(op):
+def test_check_fails_for_a_layout_that_no_kernel_takes(op):
     row = checked(op, rows_of)
     assert row.ok is False
     assert row.note.startswith("`x` transposed, with strides [1, 4]: ")

@@ -531,7 +531,7 @@ def test_what_a_tensor_does_not_take_a_trace_does_not_take(subject, name):
 
 @pytest.mark.parametrize("listed", ["", "[]"], ids=["a tensor", "a list"])
 @pytest.mark.parametrize("change", [lambda x: x.zero_(), lambda x: x[1:].copy_(x[:-1])])
-def test_only_what_the_schema_has_as_changed_is_changed_by_a_program(subject, listed, change):
+def test_a_program_changes_what_the_schema_has_as_changed(subject, listed, change):
     def launch(k, x):
         x = x[0] if listed else x
         change(x)
