@@ -68,6 +68,8 @@ class Implementation:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self.devices.device_of((*args, *kwargs.values()))
+        if self.signature.changed:
+            self._check_changeable(args, kwargs)
         if self.programs:
             source = next(iter(self.op.sources_on(self.device)), None)
             with self._served(source, device, args, kwargs):
@@ -77,20 +79,28 @@ class Implementation:
             self._note_changes(args, kwargs)
         return result
 
+    def _check_changeable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse to change an inference tensor where Torch's own ops refuse, before any change."""
+        changed = self._changed(args, kwargs)
+        if not torch.is_inference_mode_enabled() and any(t.is_inference() for t in changed):
+            raise RuntimeError(
+                f"{self.op.name}: Inplace update to inference tensor outside InferenceMode is not "
+                "allowed: call the op under torch.inference_mode(), or pass a clone()"
+            )
+
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise the versions of changed tensors, so that Autograd notices the changes."""
         for tensor in self._changed(args, kwargs):
-            torch.autograd.graph.increment_version(tensor)
+            if not tensor.is_inference():  # which has no version
+                torch.autograd.graph.increment_version(tensor)
 
     def _changed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors that the op changes; inference tensors have no version."""
+        """Return the tensors that the op changes."""
         changed = self.signature.changed
-        given = [kwargs[name] if name in kwargs else args[at] for at, name in changed]
-        listed = [tensor for value in given for tensor in tensors_in([value])]
-        return [tensor for tensor in listed if not tensor.is_inference()]
+        return tensors_in([kwargs[name] if name in kwargs else args[at] for at, name in changed])
 
     def _versions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-        return [tensor._version for tensor in self._changed(args, kwargs)]
+        return [t._version for t in self._changed(args, kwargs) if not t.is_inference()]
 
     def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = config.current()

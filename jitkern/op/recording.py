@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,20 @@ _keys = torch._C._dispatch_keys
 _transforms_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_tracing = torch._C._is_tracing
+_profiling = torch._C._autograd._profiler_enabled
 _gradients_enabled = torch.is_grad_enabled
 
 
 def recording() -> bool:
     """Whether this thread is inside the forward of an op whose gradient is recorded."""
     return DEPTH.value > 0 or (cpp is not None and cpp.recording())
+
+
+@functools.cache
+def _other_keys() -> int:
+    """Return the dispatch keys of tensors that others see than Autograd and a backend."""
+    return ~symbols().plain_keys
 
 
 def plainly_on(args: Sequence[Any]) -> str:
@@ -62,9 +71,11 @@ def plainly_on(args: Sequence[Any]) -> str:
         or _transforms_active()
         or _dispatch_modes()
         or _function_modes()
+        or _tracing()
+        or _profiling()
     ):
         return ""
-    needed, device, other = False, "", ~symbols().plain_keys
+    needed, device, other = False, "", _other_keys()
     for arg in args:
         if type(arg) in _PLAIN:
             if _keys(arg).raw_repr() & other:

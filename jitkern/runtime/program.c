@@ -63,6 +63,7 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   _Bool (*is_included)(u32);
   void (*bump_version)(Handle);
   _Bool (*is_inference)(Handle);
+  _Bool (*inference_mode)(void);
   void (*operator_delete)(void *);
   void *(*operator_new)(u64);
   i32 (*list_size)(Handle, u64 *);

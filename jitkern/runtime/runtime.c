@@ -34,6 +34,7 @@ typedef struct {
      of integers, floats, bools, s: a string; in upper case (N, D, Z, S): the same or None */
   char kinds[ARGUMENTS + 1], results[RETURNS + 1], name[128], sibling[128];
   i32 lists; /* whether an argument is a list or a string */
+  i32 writes; /* whether an argument is changed */
   i32 boxes; /* whether a result may be None */
   i32 cuda, autograd, count, last, generation, clock;
   i32 parity, calls[2]; /* calls that may use a program, by the parity when they began; see jitkern_quiet */
@@ -218,15 +219,19 @@ static List *describe_lists(const Op *op, const u64 *stack, u64 given, i32 *inde
   return lists;
 }
 
-static i32 writes(const Op *op) {
-  for (const char *kind = op->kinds; *kind; kind++)
-    if ((*kind | 32) == 'w' || *kind == 'V') return 1;
-  return 0;
+/* Whether the op would change an inference tensor, by this argument. */
+static inline i32 changes_inference(const Op *op, const u64 *stack, u64 i) {
+  Handle handle = (op->kinds[i] | 32) == 'w' ? tensor(op, stack, i) : 0;
+  i32 found = handle && api.is_inference(handle);
+  for (u64 at = op->kinds[i] == 'V' ? listed(op, stack, i) : 0; at--;)
+    found |= api.is_inference(item(stack, i, at));
+  return found;
 }
 
-/* Raise the version of a changed tensor, so that Autograd notices the change of a saved one. */
-static void changed(Handle handle) {
-  if (!api.is_inference(handle)) api.bump_version(handle);
+/* Raise the version of a changed tensor, so that Autograd notices the change of a saved one.
+   inference: whether one of the changed tensors is an inference tensor, which has no version. */
+static void changed(Handle handle, i32 inference) {
+  if (!inference || !api.is_inference(handle)) api.bump_version(handle);
 }
 
 /* Whether all names have their old values, though some namespaces have changed. */
@@ -308,11 +313,17 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   Tensor tensors[ARGUMENTS];
   Handle returns[RETURNS], guard = 0;
+  i32 inference = 0;
   Call call = {.tensors = tensors, .values = stack, .returns = returns,
                .error = message, .device = op->cuda, .index = op->cuda ? -1 : 0};
   for (u64 i = 0; i < given; i++) {
     describe(&tensors[i], tensor(op, stack, i));
     if (call.index < 0 && tensors[i].handle && tensors[i].device == 1) call.index = tensors[i].index;
+    if (op->writes) inference |= changes_inference(op, stack, i);
+  }
+  if (inference && !api.inference_mode()) { /* Python raises */
+    ask_python(op, stack, given, returned);
+    return;
   }
   List *lists = 0;
   if (op->lists) {
@@ -331,16 +342,16 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   i32 code = try_programs(op, &call);
   if (guard) api.delete_device_guard(guard);
   if (lists) free(lists);
-  if (code == BROKEN && !writes(op)) code = FAILED; /* nothing was changed: Python may answer */
+  if (code == BROKEN && !op->writes) code = FAILED; /* nothing was changed: Python may answer */
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
     ask_python(op, stack, given, returned);
     return;
   }
   for (u64 i = 0; i < given; i++)
-    if ((op->kinds[i] | 32) == 'w' && tensors[i].handle) changed(tensors[i].handle);
+    if ((op->kinds[i] | 32) == 'w' && tensors[i].handle) changed(tensors[i].handle, inference);
     else if (op->kinds[i] == 'V')
-      for (u64 at = listed(op, stack, i); at--;) changed(item(stack, i, at));
+      for (u64 at = listed(op, stack, i); at--;) changed(item(stack, i, at), inference);
   drop(op, stack, given);
   if (code == RAISED) raise_of_kernel(op);
   if (code == BROKEN) {
@@ -439,9 +450,11 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
   Op *op = &ops[slot];
   snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
   snprintf(op->results, sizeof op->results, "%s", results);
-  op->lists = op->boxes = 0;
-  for (; *kinds; kinds++)
+  op->lists = op->writes = op->boxes = 0;
+  for (; *kinds; kinds++) {
+    op->writes |= (*kinds | 32) == 'w' || *kinds == 'V';
     for (const char *kind = "LVndzsNDZS"; *kind; kind++) op->lists |= *kinds == *kind;
+  }
   for (; *results; results++) op->boxes |= *results == 't';
   snprintf(op->name, sizeof op->name, "%s", name);
   snprintf(op->sibling, sizeof op->sibling, "%s", sibling);

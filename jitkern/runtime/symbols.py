@@ -22,6 +22,7 @@ _MANGLED = {
     "is_included": ("c10", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
     "bump_version": ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
     "is_inference": ("torch_cpu", "_ZN2at4_ops12is_inference4callERKNS_6TensorE"),
+    "inference_mode": ("c10", "_ZN3c1013InferenceMode10is_enabledEv"),
     "operator_delete": ("torch_cpu", "_ZdlPv"),
     "operator_new": ("torch_cpu", "_Znwm"),
     "default_dtype": ("c10", "_ZN3c1017get_default_dtypeEv"),
@@ -30,7 +31,7 @@ _MANGLED = {
     "deterministic": ("torch_cpu", "_ZNK2at7Context23deterministicAlgorithmsEv"),
 }
 AUTOGRAD = ("requires_grad", "forward_grad", "is_included")
-MUTATION = ("bump_version", "is_inference")
+MUTATION = ("bump_version", "is_inference", "inference_mode")
 OPTIONALS = ("operator_delete", "operator_new")
 LISTS = (  # of Torch's stable C interface since 2.10
     "list_size", "list_get_item", "delete_list", "string_length", "string_c_str", "delete_string",

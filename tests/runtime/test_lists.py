@@ -218,6 +218,8 @@ def test_changed_lists_are_changed_and_their_versions_rise(declare):
     with torch.inference_mode():
         inside = [torch.ones(2)]
         op(inside, 3.0)
+    with pytest.raises(RuntimeError, match="inference tensor outside InferenceMode is not allowed"):
+        op(inside, 3.0)
     assert inside[0].tolist() == [3, 3]
     saved = torch.ones(3, requires_grad=True)
     squared = (saved * saved.detach().clone()).sum()

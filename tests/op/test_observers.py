@@ -1,0 +1,127 @@
+"""Who watches calls of Torch sees those of our ops, whether C or Python serves them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from jitkern.runtime import specializer
+
+KERNELS = "template <typename T> void twice(T* out, const T* x, long n) { for (; n--;) out[n] = 2 * x[n]; }"
+SERVED_BY = {
+    "c": "(Tensor x) -> Tensor",
+    "python": "(Tensor x) -> Tensor[]",
+}  # no list comes from C
+X = torch.arange(4.0)
+
+
+def twice(k, x):
+    out = torch.empty_like(x)
+    k.twice[{"T": x.dtype}](out, x, x.numel())
+    return out
+
+
+@pytest.fixture(params=SERVED_BY)
+def op(request, declare):
+    """A warm op."""
+    one = request.param == "c"
+    op = declare(SERVED_BY[request.param], lambda k, x: twice(k, x) if one else [twice(k, x)])
+    op.reference(lambda x: 2 * x if one else [2 * x])
+    for _ in range(3):
+        op(X)
+        specializer.settle()
+    return op
+
+
+@pytest.fixture
+def called(op):
+    """A function that calls the op, and does more."""
+    return lambda x: (op(x)[0] if op.schema.endswith("[]") else op(x)) + 1
+
+
+def jit_traced(f):
+    traced = torch.jit.trace(f, (X,), check_trace=False)
+    return traced, str(traced.graph)
+
+
+def jit_traced_in_inference_mode(f):
+    with torch.inference_mode():
+        return jit_traced(f)
+
+
+def jit_traced_with_gradients(f):
+    traced = torch.jit.trace(f, (X.clone().requires_grad_(),), check_trace=False)
+    return traced, str(traced.graph)
+
+
+def onnx_traced(f):
+    """As the exporter of ONNX for TorchScript traces."""
+    module = type("Module", (torch.nn.Module,), {"forward": lambda self, x: f(x)})()
+    return None, str(torch.jit._get_trace_graph(module, (X,))[0])
+
+
+def made_by_fx(f):
+    graph = make_fx(f)(X)
+    return graph, graph.code
+
+
+def made_by_fx_before_dispatch(f):
+    graph = make_fx(f, pre_dispatch=True)(X)
+    return graph, graph.code
+
+
+def functionalized(f):
+    graph = make_fx(torch.func.functionalize(f))(X)
+    return graph, graph.code
+
+
+def symbolically_traced(f):
+    graph = torch.fx.symbolic_trace(f)
+    return graph, str([node.target for node in graph.graph.nodes])
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        jit_traced, jit_traced_in_inference_mode, jit_traced_with_gradients, onnx_traced, made_by_fx,
+        made_by_fx_before_dispatch, functionalized, symbolically_traced,
+    ],
+)  # fmt: skip
+def test_a_traced_graph_holds_the_call(op, called, trace):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit
+        graph, text = trace(called)
+        assert op.__name__ in text
+        if graph is not None:
+            assert torch.equal(graph(X + 5), 2 * (X + 5) + 1)
+
+
+def test_a_mode_sees_the_call(op, called):
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        called(X)
+    assert seen == [f"jitkern_test.{op.__name__}.default", "aten.add.Tensor"]
+
+
+def test_the_flops_of_the_call_are_counted(op, called):
+    packet = getattr(torch.ops.jitkern_test, op.__name__)
+    with FlopCounterMode(display=False, custom_mapping={packet: lambda *_, **__: 7}) as counter:
+        called(X)
+    assert counter.get_total_flops() == 7
+
+
+def test_the_profiler_sees_the_call(op, called):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        called(X)
+    assert op.name in {event.key for event in profile.key_averages()}
