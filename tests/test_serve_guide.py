@@ -89,6 +89,16 @@ def test_the_settings_are_settings(tmp_path):
     }  # fmt: skip
 
 
+def test_what_cron_runs_is_of_the_unit_and_is_a_command(monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda _: True)  # keys of other machines
+    unit, (entry,) = blocks("ini")[0], blocks("crontab")
+    assert all(re.fullmatch(r"\*(/\d+)?", field) for field in entry.split()[:5])
+    cache, program, *arguments = shlex.split(entry)[5:]
+    assert f"Environment={cache}\n" in unit and f"ExecStart={program} serve " in unit
+    parsed = parser(arguments).parse_args(arguments)
+    assert f"--key {parsed.key} " in unit and parsed.url == "s3://kernels/mypkg"
+
+
 def commands():
     """The command lines of the page that start the service."""
     unit = configparser.ConfigParser()

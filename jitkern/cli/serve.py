@@ -13,18 +13,15 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jitkern import config, jit, service
+from jitkern import config, service
 from jitkern.cache_tools.check import counted
 from jitkern.cli.choose import choose_ops, take_ops
-from jitkern.cli.connection import pushable
 from jitkern.cli.output import YELLOW, print_json, say
 from jitkern.cli.parser import at_least_one, take_key
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
-from jitkern.op.op import Op
 from jitkern.remote.store import is_loopback
 
 DEFAULT = "127.0.0.1:8757"
@@ -44,10 +41,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         metavar="N",
         help="builds at once (default: from cores and free memory)",
     )
-    parser.add_argument(
-        "--push", metavar="URL",
-        help="also push what was built to a bucket or directory: s3://…, gs://…, az://…, file:///…",
-    )  # fmt: skip
     take_key(parser, "sign entries with this key")
     parser.add_argument(
         "--record", type=Path, metavar="FILE",
@@ -65,18 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if broken:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
     token = _token(args.token_file)
-    push = _pusher(args.push, ops, args.key) if args.push else None
     jobs = args.jobs or parallelism.limit()
     show = functools.partial(print, file=sys.stderr, flush=True)
     with contextlib.ExitStack() as ending:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        publisher = service.publisher.Publisher(push) if push else None
         try:
             server = service.server.Server(
                 ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
                 record=args.record, token=token, tell=show if args.level > 0 else lambda _: None,
-                built=publisher.note if publisher else lambda _: None,
             )  # fmt: skip
         except OSError as e:
             host, port = args.listen
@@ -84,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
                 f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by "
                 "--listen"
             ) from e
-        if publisher:
-            ending.callback(publisher.close)
         ending.callback(server.drain)
         # First of all: a second signal ends at once.
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
@@ -95,13 +83,6 @@ def run(args: argparse.Namespace) -> int:
     if args.level >= 0:
         print(f"{signal.Signals(got).name}: stopped after its builds", file=sys.stderr)
     return 0
-
-
-def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence[str]], None]:
-    """Return what pushes to a URL. Raises JitkernError for one that cannot be written."""
-    store, names = pushable(url, key), service.server.names_of(ops)
-    with config.using(fallback="raise"):
-        return service.publisher.pusher(jit.open_cache(), names, store, key)
 
 
 def _announce(server: service.server.Server, args: argparse.Namespace, jobs: int) -> None:

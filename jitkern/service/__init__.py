@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         handler as handler,
         metrics as metrics,
         page as page,
-        publisher as publisher,
         request as request,
         server as server,
     )

@@ -20,7 +20,6 @@ from jitkern.prewarming.api import prewarm
 from jitkern.prewarming.op_calls import OpCalls
 from jitkern.prewarming.tasks import entries_of
 from jitkern.remote.bundles import digest_of
-from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked
 
 _log = logging.getLogger(__name__)
@@ -33,8 +32,8 @@ class Outcome(NamedTuple):
     status: 200, 422 if it cannot be built, or 503 if nothing can be built now.
     reason: why not all was built, or "". failed: whether a build failed, and not only lacked a
     compiler. bundle: the name of the file with all entries, or "". digests: theirs. files: SHA-256
-    of the files of the kernels, by their names. kernels: digests of the kernels alone. machines:
-    those of all entries. built: the number of new entries.
+    of the files of the kernels, by their names. kernels: digests of the kernels alone. built: the
+    number of new entries.
     """
 
     status: int
@@ -44,7 +43,6 @@ class Outcome(NamedTuple):
     digests: frozenset[str] = frozenset()
     files: Mapping[str, str] = {}
     kernels: tuple[str, ...] = ()
-    machines: tuple[str, ...] = ()
     built: int = 0
 
 
@@ -102,7 +100,6 @@ class CallBuilder:
             frozenset(digest_of(entry) for entry in entries),
             {name: sha for entry in kernels for name, sha in _files_of(entry).items()},
             tuple(sorted(map(digest_of, kernels))),
-            tuple(sorted({machine_of(entry.path.parent.name) for entry in entries})),
             sum(result.status == "built" for result in results),
         )  # fmt: skip
 

@@ -60,9 +60,8 @@ class Server(ThreadingHTTPServer):
     Making it binds its address and starts its workers. address: host and port. handler: answers
     each connection, see `handler`. jobs: builds at once. key: the private key that signs entries.
     record: the file that calls are appended to. token: what clients must show, or b"". tell: takes
-    a line for each request. built: called with the machines of new entries after each build.
-    Raises OSError for an address that cannot be bound, SettingError, CacheError for an unusable
-    cache, and JitkernError for a key that cannot sign.
+    a line for each request. Raises OSError for an address that cannot be bound, SettingError,
+    CacheError for an unusable cache, and JitkernError for a key that cannot sign.
     """
 
     daemon_threads = True
@@ -81,7 +80,6 @@ class Server(ThreadingHTTPServer):
         record: Path | None = None,
         token: bytes = b"",
         tell: Callable[[str], object] = lambda _: None,
-        built: Callable[[Sequence[str]], object] = lambda _: None,
     ) -> None:
         self.ops: Mapping[str, Op] = {op.name: op for op in ops}
         self.modules = {op.name: op.module for op in ops}
@@ -90,7 +88,6 @@ class Server(ThreadingHTTPServer):
         self.draining = False
         self.signer = signing.public_key_of(key) if key else ""
         self._failures: dict[str, Failure] = {}  # by the ids of requests; the oldest first
-        self._built = built
         self.connections: set[socket.socket] = set()
         self._answering: set[socket.socket] = set()  # those among them with a request
         self._lock = threading.Lock()
@@ -184,7 +181,7 @@ class Server(ThreadingHTTPServer):
         self._folder.cleanup()
 
     def _note(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
-        """Count a build, make room for its bundle, write its call down, and publish it."""
+        """Count a build, make room for its bundle, and write its call down."""
         self.metrics.built(outcome, seconds)
         with self._lock:
             self._failures.pop(asked.id, None)
@@ -196,8 +193,6 @@ class Server(ThreadingHTTPServer):
                 self._record.note(asked, outcome)
         if outcome.bundle:
             self.catalog.sweep()
-        if outcome.built:
-            self._built(outcome.machines)
 
 
 def names_of(ops: Sequence[Op]) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from clients import HERE, MACHINE, VEC_ADD, Client, asked, line, tensor
-from helpers import LONGEST, until
+from helpers import LONGEST, REPOSITORY, until
 from served import end, serving
 
 from jitkern.remote.index import Index
@@ -180,11 +181,9 @@ def test_a_token_and_a_record_come_from_files(tmp_path):
         (("vec_add", "--record", "missing/calls"), 2, "cannot write the recording missing/calls"),
         (("vec_add", "--key", "missing"), 2, "argument --key: there is no file missing"),
         (("vec_add", "--key", "open"), 1, "is open to other users"),
-        (("vec_add", "--push", "https://127.0.0.1:1"), 2, "https://127.0.0.1:1"),
-        (("vec_add", "--push", "nowhere"), 2, "`nowhere` names no remote"),
         (("broken_package",), 1, "not serving, since broken_package cannot be imported"),
     ],
-    ids=range(16),
+    ids=range(14),
 )  # fmt: skip
 def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code, says):
     monkeypatch.chdir(tmp_path)
@@ -199,12 +198,18 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
 
 @pytest.mark.usefixtures("signing_package")
 @pytest.mark.long
-def test_what_is_built_is_pushed_too(tmp_path, cli):
+def test_what_cron_runs_pushes_what_was_built(tmp_path, cli):
     assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
     bucket = (tmp_path / "bucket").as_uri()
-    arguments = ("vec_add", "--key", str(tmp_path / "key"), "--push", bucket)
-    with serving(*arguments, cwd=tmp_path) as (process, url):
+    page = (REPOSITORY / "docs" / "serve.md").read_text()
+    command = re.search(r"^\*/10 .* \S+/jitkern (remote push .*)", page, re.MULTILINE)[1].split()
+    command[command.index("--to") + 1] = bucket
+    command[command.index("--key") + 1] = str(tmp_path / "key")
+    with serving("vec_add", "--key", str(tmp_path / "key"), cwd=tmp_path) as (process, url):
         assert Client(url).build(VEC_ADD).status == 200
+        for _ in range(2):
+            done = jitkern("-m", "jitkern", *command, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
         assert end(process, signal.SIGTERM)[0] == 0
     index = Index.decode((tmp_path / "bucket" / "v1" / MACHINE / "index.json").read_bytes())
     assert sum(len(bundle.entries) for bundle in index.bundles) == 3

@@ -10,17 +10,15 @@ import socket
 import threading
 
 import pytest
-from clients import VEC_ADD, Client, Gate, asked, figures, line, tensor
+from clients import VEC_ADD, Client, Gate, figures, line, tensor
 from helpers import LONGEST, until
 
 import jitkern.ops
 from jitkern import config
 from jitkern.calls import record
-from jitkern.errors import JitkernError, SettingError
-from jitkern.remote.store import Unavailable
+from jitkern.errors import SettingError
 from jitkern.service import build_queue, call_log, handler, server as room
 from jitkern.service.build import Outcome
-from jitkern.service.publisher import Publisher
 
 
 def raw(server, data):
@@ -398,31 +396,3 @@ def test_a_recording_is_bounded_whatever_clients_ask_for(serve, tmp_path, monkey
 def test_a_recording_that_cannot_be_written_is_told_at_the_start(serve, tmp_path):
     with pytest.raises(SettingError, match="cannot write the recording"):
         serve(record=tmp_path / "missing" / "calls")
-
-
-def test_what_is_built_is_published_and_again_after_a_failure():
-    pushed, errors = [], [Unavailable("away"), JitkernError("no")]
-
-    def push(machines):
-        if errors:
-            raise errors.pop()
-        pushed.append(machines)
-
-    publisher = Publisher(push, rest=0.01)
-    publisher.note(["a", "b"])
-    until(lambda: len(errors) == 1)
-    publisher.note(["c"])
-    until(lambda: not errors)
-    publisher.note(["a"])
-    publisher.close()
-    assert sorted({machine for machines in pushed for machine in machines}) == ["a", "b", "c"]
-
-
-@pytest.mark.long
-def test_a_server_tells_its_publisher_of_new_entries(serve):
-    told = []
-    client = Client(serve(built=told.append).url)
-    client.build(VEC_ADD)
-    assert told == [("cpu-x86_64-torch2.13.0-linux_x86_64",)]
-    client.ask("POST", "/v1/build", asked(VEC_ADD))
-    assert len(told) == 1
