@@ -1,7 +1,7 @@
 """The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
 
 `server` and `handler` speak HTTP, `catalog` answers from the cache, `page` is for people, and
-`build_queue` has workers `build` what `request` asks for.
+`builds` has workers `build` what `request` asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.service import (
         build as build,
-        build_queue as build_queue,
+        builds as builds,
         call_log as call_log,
         catalog as catalog,
         handler as handler,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.calls import record
 from jitkern.calls.samples import Sample
-from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
@@ -22,7 +20,6 @@ from jitkern.prewarming.tasks import entries_of
 from jitkern.remote.bundles import digest_of
 from jitkern.service.request import Asked
 
-_log = logging.getLogger(__name__)
 LONGEST_REASON = 4000  # letters of what a client is told
 
 
@@ -59,17 +56,7 @@ class CallBuilder:
     key: Path | None
 
     def __call__(self, asked: Asked, jobs: int) -> Outcome:
-        """Build a request with `jobs` compilers at once."""
-        try:
-            return self._performed(asked, jobs)
-        except JitkernError as e:
-            unusable = isinstance(e, CacheError) and not isinstance(e, NotCached)
-            return Outcome(503 if unusable else 422, str(e)[:LONGEST_REASON], failed=True)
-        except Exception:  # noqa: BLE001  the edge of this process
-            _log.exception("a build failed")
-            return Outcome(500, "internal error; see the log of the service")
-
-    def _performed(self, asked: Asked, jobs: int) -> Outcome:
+        """Build a request with `jobs` compilers at once. Raises JitkernError."""
         try:
             call = record.parsed(asked.line)
         except ValueError as e:

@@ -269,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         for _ in range(2):  # again if the files of an earlier build are gone
             build = self.server.builds.submit(asked)
             if build is None:
-                text = f"{self.server.builds.waiting} builds are queued already"
+                text = f"{self.server.builds.count(running=False)} builds are queued already"
                 self.refuse(429, text, **_LATER)
                 return
             if self._respond(asked.id, build, asked.want):

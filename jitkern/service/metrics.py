@@ -19,12 +19,11 @@ _ANSWERED = ("200", "304", "409", "422")
 class Metrics:
     """The metrics of one server, in a separate registry; none without prometheus-client.
 
-    requests, running, queue: return how many requests, builds and waiting builds there are now.
+    requests: returns how many requests there are now. builds: the same of the builds that run, if
+    its argument is True, or of those that wait.
     """
 
-    def __init__(
-        self, requests: Callable[[], int], running: Callable[[], int], queue: Callable[[], int]
-    ) -> None:
+    def __init__(self, requests: Callable[[], int], builds: Callable[[bool], int]) -> None:
         self._registry: Any = None
         try:
             import prometheus_client as client
@@ -44,8 +43,8 @@ class Metrics:
             "build_seconds", "Seconds of builds.", buckets=_SECONDS, **of
         )
         client.Gauge("in_flight", "Requests now.", **of).set_function(requests)
-        client.Gauge("builds_running", "Builds now.", **of).set_function(running)
-        client.Gauge("queue", "Builds that wait.", **of).set_function(queue)
+        client.Gauge("builds_running", "Builds now.", **of).set_function(lambda: builds(True))
+        client.Gauge("queue", "Builds that wait.", **of).set_function(lambda: builds(False))
 
     def answered(self, route: str, status: int, sent: int) -> None:
         """Count an answer."""

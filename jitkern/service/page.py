@@ -71,8 +71,8 @@ def page(server: Server, url: str) -> bytes:
     ]  # fmt: skip
     entries = [(op, target, counted(n, "entry"), human_bytes(size)) for op, target, n, size in held]
     figures = (
-        ("Building", server.builds.running, ""),
-        ("Waiting", server.builds.waiting, ""),
+        ("Building", server.builds.count(running=True), ""),
+        ("Waiting", server.builds.count(running=False), ""),
         ("Hit rate", *_hit_rate(server)),
         ("Entries", sum(row[2] for row in held), human_bytes(sum(row[3] for row in held))),
     )

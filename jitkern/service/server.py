@@ -12,7 +12,6 @@ import logging
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,20 +20,18 @@ from socketserver import TCPServer
 from typing import Any
 
 from jitkern import config, jit
-from jitkern._fork import after_fork
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.service.build import CallBuilder, Outcome
-from jitkern.service.build_queue import BuildQueue
+from jitkern.service.builds import Builds
 from jitkern.service.call_log import CallLog
 from jitkern.service.catalog import Catalog
 from jitkern.service.metrics import Metrics
 from jitkern.service.request import Asked
 
 _log = logging.getLogger(__name__)
-MOST_WAITING = 64  # builds
 MOST_CONNECTIONS = 512
 PATIENCE = 25.0  # seconds for which a client is kept waiting: load balancers cut at 60
 GRACE = 25.0  # seconds for builds to end: Kubernetes kills after 30
@@ -90,10 +87,8 @@ class Server(ThreadingHTTPServer):
         self._failures: dict[str, Failure] = {}  # by the ids of requests; the oldest first
         self.connections: set[socket.socket] = set()
         self._answering: set[socket.socket] = set()  # those among them with a request
-        self._lock = threading.Lock()
-        after_fork(self._lock)
         self.metrics = Metrics(
-            lambda: len(self._answering), lambda: self.builds.running, lambda: self.builds.waiting
+            lambda: len(self._answering), lambda running: self.builds.count(running=running)
         )
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
@@ -107,7 +102,7 @@ class Server(ThreadingHTTPServer):
             folder = Path(self._folder.name)
             build = CallBuilder(self.ops, folder, key)
             self.catalog = Catalog(cache, names_of(ops), folder, key)
-            self.builds = BuildQueue(build, jobs, MOST_WAITING, self._note)
+            self.builds = Builds(build, jobs, self._note)
             undo.pop_all()
 
     @property
@@ -125,8 +120,7 @@ class Server(ThreadingHTTPServer):
     @property
     def failures(self) -> list[Failure]:
         """The builds that failed last, the newest first."""
-        with self._lock:
-            return [*self._failures.values()][::-1]
+        return [*self._failures.values()][::-1]
 
     def server_bind(self) -> None:
         """Bind the address, without the look-up of a host name that http.server does."""
@@ -183,14 +177,13 @@ class Server(ThreadingHTTPServer):
     def _note(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
         """Count a build, make room for its bundle, and write its call down."""
         self.metrics.built(outcome, seconds)
-        with self._lock:
-            self._failures.pop(asked.id, None)
-            if outcome.failed or outcome.status != 200:
-                self._failures[asked.id] = Failure(asked, outcome.reason, time.monotonic())
-                if len(self._failures) > MOST_FAILURES:
-                    del self._failures[next(iter(self._failures))]
-            if self._record:
-                self._record.note(asked, outcome)
+        self._failures.pop(asked.id, None)
+        if outcome.failed or outcome.status != 200:
+            self._failures[asked.id] = Failure(asked, outcome.reason, time.monotonic())
+            if len(self._failures) > MOST_FAILURES:
+                del self._failures[next(iter(self._failures))]
+        if self._record:
+            self._record.note(asked, outcome)
         if outcome.bundle:
             self.catalog.sweep()
 

@@ -46,6 +46,10 @@ class Client:
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)
 
+    def figure(self, name: str) -> float:
+        """A figure of /metrics: `queue`, or `builds_total{status="200"}`."""
+        return figures(self.get("/metrics").body).get(f"jitkern_serve_{name}", 0.0)
+
     def build(self, call: str, targets=(HERE,), want=(), **headers: str) -> Answer:
         return self.ask("POST", "/v1/build", asked(call, targets, want), **headers)
 

@@ -10,7 +10,7 @@ from clients import Client, Gate
 from helpers import LONGEST
 
 import jitkern.ops
-from jitkern.service import build_queue, handler, server as room
+from jitkern.service import builds, handler, server as room
 from jitkern.service.server import Server
 
 
@@ -19,7 +19,7 @@ def patient(monkeypatch) -> None:
     """No deadline of the service comes, unless a test sets it: this machine may be busy."""
     for holder, name in (
         (Server, "patience"), (room, "LAST"), (handler, "IDLE"), (handler, "READING"),
-        (build_queue, "KEPT"), (build_queue, "PATIENCE"),
+        (builds, "KEPT"), (builds, "PATIENCE"),
     ):  # fmt: skip
         monkeypatch.setattr(holder, name, 600.0)
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from clients import HERE, MACHINE, VEC_ADD, Client, asked, at_once, figures, line, tensor
+from clients import HERE, MACHINE, VEC_ADD, Client, Gate, asked, at_once, figures, line, tensor
 from helpers import H100, declared, needs_nvrtc, until
 
 from jitkern import cache_tools, config, jit
 from jitkern.cache.store import Cache
 from jitkern.op.needed_kernels import needs_of
-from jitkern.service import build_queue, request, server as room
+from jitkern.service import builds, request, server as room
 from jitkern.target import Target
 
 TWICE = 'extern "C" void twice(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = 2 * x[i]; }\n'
@@ -260,13 +260,13 @@ def test_a_client_may_want_an_earlier_answer(gated):
 
 
 def test_a_full_queue_is_429(gated, monkeypatch):
-    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    monkeypatch.setattr(builds, "MOST_WAITING", 2)
     server = gated(jobs=1)
     monkeypatch.setattr(room.Server, "patience", 0.0)
     client = Client(server.url)
     calls = [line("jitkern::vec_add", tensor(n), tensor(n)) for n in range(1, 6)]
     assert client.build(calls[0]).status == 202
-    until(lambda: server.builds.running)
+    until(lambda: client.figure("builds_running"))
     assert [client.build(call).status for call in calls[1:]] == [202, 202, 429, 429]
     assert client.build(calls[1]).status == 202  # whoever asks for the same waits with the others
     answer = client.build(calls[4])
@@ -298,19 +298,41 @@ def test_a_worker_that_dies_or_hangs_is_422_and_replaced(gated, monkeypatch):
     assert client.build(line("jitkern::vec_add", tensor(4), tensor(4))).status == 200
 
 
+def test_an_error_of_the_service_itself_is_500_and_not_kept(gated, monkeypatch, caplog):
+    class Broken(Gate):
+        def __call__(self, asked, jobs):
+            if not (self.folder / "open").exists():
+                raise ValueError("the text of a bug")
+            return super().__call__(asked, jobs)
+
+    monkeypatch.setattr(room, "CallBuilder", Broken)
+    server = gated()
+    client = Client(server.url)
+    answer = client.build(VEC_ADD)
+    assert (answer.status, "see the log" in answer.json["reason"]) == (500, True)
+    assert "the text of a bug" not in answer.json["reason"] and "the text of a bug" in caplog.text
+    (server.catalog.folder / "open").touch()
+    assert client.build(VEC_ADD)[::2] == (200, b"bundle")
+
+
 def test_old_outcomes_are_forgotten(gated, monkeypatch):
     server = gated()
     (server.catalog.folder / "open").touch()
     client = Client(server.url)
     client.build(VEC_ADD)
-    monkeypatch.setattr(build_queue, "KEPT", -1.0)
+    monkeypatch.setattr(builds, "KEPT", -1.0)
     client.build(VEC_ADD)
-    assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 2
-    monkeypatch.setattr(build_queue, "KEPT", 600.0)
-    monkeypatch.setattr(build_queue, "MOST_KEPT", 3)
-    for n in range(1, 8):
-        client.build(line("jitkern::vec_add", tensor(n), tensor(n)))
-    assert len(server.builds.builds) <= 4
+    assert client.figure('builds_total{status="200"}') == 2
+    monkeypatch.setattr(builds, "KEPT", 600.0)
+    monkeypatch.setattr(builds, "MOST_KEPT", 3)
+    calls = [line("jitkern::vec_add", tensor(n), tensor(n)) for n in range(1, 8)]
+    for call in calls:
+        client.build(call)
+    for call in calls[-3:]:
+        client.build(call)
+    assert client.figure('builds_total{status="200"}') == 9
+    client.build(calls[0])
+    assert client.figure('builds_total{status="200"}') == 10
 
 
 @pytest.mark.long

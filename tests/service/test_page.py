@@ -60,7 +60,7 @@ def troubled(serve, monkeypatch):
     until(lambda: server.failures)
     for one in asked[1:]:
         server.builds.submit(one)
-    until(lambda: server.builds.running == 1)
+    until(lambda: Client(server.url).figure("builds_running") == 1)
     yield server
     (server.catalog.folder / "open").touch()
     until(lambda: not server.builds.pending())

@@ -17,7 +17,7 @@ import jitkern.ops
 from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import SettingError
-from jitkern.service import build_queue, call_log, handler, server as room
+from jitkern.service import builds, call_log, handler, server as room
 from jitkern.service.build import Outcome
 
 
@@ -250,9 +250,9 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     assert idle.get("/healthz").status == 200
     threads = [threading.Thread(target=ask, args=(n,)) for n in calls]
     threads[0].start()
-    until(lambda: server.builds.running == 1)
+    until(lambda: Client(url).figure("builds_running") == 1)
     threads[1].start()
-    until(lambda: server.builds.waiting == 1)
+    until(lambda: Client(url).figure("queue") == 1)
     drain = threading.Thread(target=server.drain, args=(600.0,))
     drain.start()
     threads[1].join(LONGEST)
@@ -289,7 +289,7 @@ def test_a_drain_ends_builds_that_take_too_long(gated):
 
 
 def test_a_drain_kills_what_heeds_no_signal(gated, monkeypatch):
-    monkeypatch.setattr(build_queue, "PATIENCE", 0.2)
+    monkeypatch.setattr(builds, "PATIENCE", 0.2)
 
     class Deaf(Gate):
         def __call__(self, asked, jobs):
