@@ -39,8 +39,8 @@ LONGEST = 500  # seconds, after which an event that a test waits for will never 
 PATIENT_SERVICE = """
 import sys
 from jitkern.cli import main
-from jitkern.service import builds, handler, server
-server.Server.patience = server.LAST = handler.IDLE = handler.READING = 600.0
+from jitkern.service import builds, server
+server.Server.patience = server.LAST = server.IDLE = server.READING = 600.0
 builds.KEPT = builds.PATIENCE = 600.0
 server.Server.drain.__defaults__ = (600.0,)
 sys.exit(main(["serve", *sys.argv[1:]]))

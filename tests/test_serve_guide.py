@@ -154,6 +154,8 @@ def test_every_option_and_status_is_told():
     own = out.partition("options:")[2].partition("options of every command")[0]
     for flag in re.findall(r"^  (--[a-z-]+)", own, re.MULTILINE):
         assert f"| `{flag}` |" in GUIDE, flag
-    text = (REPOSITORY / "jitkern" / "service" / "handler.py").read_text()
-    for status in set(re.findall(r"refuse\((\d{3}),", text)) - {"405", "411", "501"}:
+    text = (REPOSITORY / "jitkern" / "service" / "app.py").read_text()
+    told = {*re.findall(r"(?:refuse|HTTPException)\((\d{3})", text)}
+    assert len(told) > 10
+    for status in told - {"411", "501", "505"}:
         assert status in GUIDE, status

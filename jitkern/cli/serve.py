@@ -12,7 +12,6 @@ import contextlib
 import functools
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from jitkern import config, service
@@ -59,14 +58,18 @@ def run(args: argparse.Namespace) -> int:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
     token = _token(args.token_file)
     jobs = args.jobs or parallelism.limit()
+    try:
+        room, application = service.server, service.app.Application
+    except ImportError as e:
+        raise JitkernError(f'`jitkern serve` needs {e.name}: pip install "jitkern[serve]"') from e
     show = functools.partial(print, file=sys.stderr, flush=True)
     with contextlib.ExitStack() as ending:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         try:
-            server = service.server.Server(
-                ops, args.listen, service.handler.Handler, jobs=jobs, key=args.key,
-                record=args.record, token=token, tell=show if args.level > 0 else lambda _: None,
+            server = room.Server(
+                ops, args.listen, jobs=jobs, key=args.key, record=args.record, token=token,
+                tell=show if args.level > 0 else lambda _: None,
             )  # fmt: skip
         except OSError as e:
             host, port = args.listen
@@ -74,10 +77,10 @@ def run(args: argparse.Namespace) -> int:
                 f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by "
                 "--listen"
             ) from e
+        server.start(application(server))
         ending.callback(server.drain)
         # First of all: a second signal ends at once.
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True).start()
         _announce(server, args, jobs)
         got = signal.sigwait(_SIGNALS)
     if args.level >= 0:

@@ -1,7 +1,7 @@
 """The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
 
-`server` and `handler` speak HTTP, `catalog` answers from the cache, `page` is for people, and
-`builds` has workers `build` what `request` asks for.
+`server` runs uvicorn with `app`, `catalog` answers from the cache, `page` is for people, and
+`builds` has workers build what `request` asks for.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.service import (
-        build as build,
+        app as app,
         builds as builds,
         call_log as call_log,
         catalog as catalog,
-        handler as handler,
         metrics as metrics,
         page as page,
         request as request,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 from jitkern.calls.record import MOST, append
 from jitkern.errors import SettingError
-from jitkern.service.build import Outcome
+from jitkern.service.builds import Outcome
 from jitkern.service.request import Asked
 
-MOST_BYTES = 64 << 20  # of the file
+MOST_BYTES = 64 << 20  # of the file: clients choose the targets, and so how many kernels there are
 _log = logging.getLogger(__name__)
 
 
@@ -21,8 +20,7 @@ class CallLog:
     """Appends each distinct call to a file, as JITKERN_RECORD does.
 
     Of calls that need the same kernels, MOST are kept. Calls that cannot be built are left out, but
-    for those that only lack a compiler here. Clients choose the targets, and so how many kernels
-    there are: the file grows to MOST_BYTES and no further.
+    for those that only lack a compiler here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +30,7 @@ class CallLog:
         try:
             with path.open("a+b") as file:
                 file.seek(0)
-                self._seen = {_digest(line.rstrip(b"\n")) for line in file}
+                self._seen = {hash(line.rstrip(b"\n")) for line in file}
                 self._left = MOST_BYTES - file.tell()
         except OSError as e:
             raise SettingError(f"cannot write the recording {path}: {e.strerror}") from e
@@ -40,12 +38,11 @@ class CallLog:
     def note(self, asked: Asked, outcome: Outcome) -> None:
         """Append the call of a request, for one thread at a time. Raises nothing."""
         line = asked.line.encode()
-        if self._left <= 0 or outcome.failed or _digest(line) in self._seen:
-            return
         alike = (asked.op, outcome.kernels or outcome.reason)
-        if self._alike[alike] >= MOST:
+        is_new = hash(line) not in self._seen and self._alike[alike] < MOST
+        if self._left <= 0 or outcome.failed or not is_new:
             return
-        self._seen.add(_digest(line))
+        self._seen.add(hash(line))
         self._alike[alike] += 1
         self._left -= len(line) + 1
         if self._left <= 0:
@@ -55,7 +52,3 @@ class CallLog:
             append(self._path, line + b"\n")
         except OSError as e:
             _log.warning("cannot record a call of %s in %s: %s", asked.op, self._path, e)
-
-
-def _digest(line: bytes) -> bytes:
-    return hashlib.sha256(line).digest()

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from jitkern.cache_tools.check import counted, headline, human_age, human_bytes
 from jitkern.remote.store import is_loopback
-from jitkern.service.metrics import REMEDY
 from jitkern.service.server import Server
 
 REFRESH = 5  # seconds
@@ -65,9 +64,9 @@ def page(server: Server, url: str) -> bytes:
         for b in server.builds.pending()
     ]  # fmt: skip
     failures = [
-        (f"{human_age(now - f.at)} ago", f.asked.op, ", ".join(f.asked.targets),
-         headline(f.reason)[0])
-        for f in server.failures
+        (f"{human_age(now - b.since)} ago", b.asked.op, ", ".join(b.asked.targets),
+         headline(b.future.result().reason)[0])
+        for b in server.builds.failed()
     ]  # fmt: skip
     entries = [(op, target, counted(n, "entry"), human_bytes(size)) for op, target, n, size in held]
     figures = (
@@ -101,10 +100,7 @@ def page(server: Server, url: str) -> bytes:
 
 def _hit_rate(server: Server) -> tuple[str, str]:
     """Return the share of requests for kernels that began no build, and what it is a share of."""
-    served = server.metrics.served()
-    if served is None:
-        return "unknown", REMEDY
-    requests, builds = served
+    requests, builds = server.metrics.served()
     rate = f"{max(0.0, 1 - builds / requests):.1%}" if requests else "none yet"
     return rate, f"{counted(requests, 'request')} for kernels, {counted(builds, 'build')}"
 

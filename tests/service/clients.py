@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from helpers import LONGEST
 
-from jitkern.service.build import Outcome
+from jitkern.service.builds import Outcome
 from jitkern.target import Target
 
 HERE = str(Target.current("cpu"))
@@ -20,7 +20,7 @@ MACHINE = f"{HERE}-linux_x86_64"
 
 class Answer(NamedTuple):
     status: int
-    headers: dict[str, str]
+    headers: http.client.HTTPMessage
     body: bytes
 
     @property
@@ -41,7 +41,7 @@ class Client:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.connection.request(verb, path, body, named)
         answer = self.connection.getresponse()
-        return Answer(answer.status, dict(answer.headers), answer.read())
+        return Answer(answer.status, answer.headers, answer.read())
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)

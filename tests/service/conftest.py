@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from clients import Client, Gate
-from helpers import LONGEST
 
 import jitkern.ops
-from jitkern.service import builds, handler, server as room
+from jitkern.service import builds, server as room
+from jitkern.service.app import Application
 from jitkern.service.server import Server
 
 
@@ -18,7 +18,7 @@ from jitkern.service.server import Server
 def patient(monkeypatch) -> None:
     """No deadline of the service comes, unless a test sets it: this machine may be busy."""
     for holder, name in (
-        (Server, "patience"), (room, "LAST"), (handler, "IDLE"), (handler, "READING"),
+        (Server, "patience"), (room, "LAST"), (room, "IDLE"), (room, "READING"),
         (builds, "KEPT"), (builds, "PATIENCE"),
     ):  # fmt: skip
         monkeypatch.setattr(holder, name, 600.0)
@@ -27,22 +27,19 @@ def patient(monkeypatch) -> None:
 @pytest.fixture
 def serve(patient) -> Iterator[Callable[..., Server]]:
     """Start servers, of `vec_add` unless said; each is drained at the end."""
-    running: list[tuple[Server, threading.Thread]] = []
+    running: list[Server] = []
 
     def start(*ops, **options) -> Server:
-        chosen = ops or (jitkern.ops.vec_add,)
-        server = Server(chosen, ("127.0.0.1", 0), handler.Handler, **options)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        running.append((server, thread))
+        server = Server(ops or (jitkern.ops.vec_add,), ("127.0.0.1", 0), **options)
+        server.start(Application(server))
+        running.append(server)
         return server
 
     yield start
-    for server, thread in running:
+    for server in running:
         if not server.draining:
             server.drain(0)
-        thread.join(LONGEST)
-        assert not thread.is_alive()
+    assert not [thread for thread in threading.enumerate() if thread.name == "jitkern serve"]
 
 
 @pytest.fixture

@@ -185,7 +185,6 @@ NO_NAMES = [
     f"/v1/{MACHINE}/{'0' * 64}.tar",
     f"/v1/{MACHINE}/{'0' * 64}.tar.zst",
     f"/v1/{MACHINE}/{'0' * 63}.tar",
-    "/v1/build",
     "/v1/build/x",
     "/etc/passwd",
     f"/v1/{MACHINE}-cxx11_glibc2.36/index.json",

@@ -15,8 +15,8 @@ from helpers import until
 import jitkern
 from jitkern import jit
 from jitkern.config import Config
-from jitkern.service import page as room_page, server as room
-from jitkern.service.build import Outcome
+from jitkern.service import builds, page as room_page, server as room
+from jitkern.service.builds import Outcome
 from jitkern.service.request import Asked
 
 HOSTILE = '<script>document.title="owned"</script>&\'"'
@@ -57,7 +57,7 @@ def troubled(serve, monkeypatch):
     server = serve(jobs=1)
     asked = [Asked(op, op, (f"<b>{HERE}",), frozenset()) for op in (f"bad{HOSTILE}", "slow::runs", f"slow{HOSTILE}")]  # fmt: skip
     server.builds.submit(asked[0]).result()
-    until(lambda: server.failures)
+    until(server.builds.failed)
     for one in asked[1:]:
         server.builds.submit(one)
     until(lambda: Client(server.url).figure("builds_running") == 1)
@@ -98,16 +98,16 @@ def test_what_others_wrote_is_escaped_and_no_script_is_allowed(troubled):
 
 def test_the_last_failures_are_kept_until_a_build_succeeds(serve, monkeypatch):
     monkeypatch.setattr(room, "CallBuilder", Failing)
-    monkeypatch.setattr(room, "MOST_FAILURES", 2)
+    monkeypatch.setattr(builds, "MOST_FAILURES", 2)
     server = serve()
     asked = [Asked(op, op, (HERE,), frozenset()) for op in ("a", "b", "c")]
     for one in asked:
         server.builds.submit(one).result()
-    assert [failure.asked.op for failure in server.failures] == ["c", "b"]
+    assert [failure.asked.op for failure in server.builds.failed()] == ["c", "b"]
     (server.catalog.folder / "open").touch()
     server.builds.forget(asked[2].id)
     server.builds.submit(asked[2]).result()
-    assert [failure.asked.op for failure in server.failures] == ["b"]
+    assert [failure.asked.op for failure in server.builds.failed()] == ["b"]
 
 
 @pytest.mark.long
@@ -129,12 +129,6 @@ def test_rows_beyond_the_most_are_counted(serve, monkeypatch):
     monkeypatch.setattr(server.catalog, "held", lambda: [(f"op{n}", HERE, 1, 7) for n in range(5)])
     text = read(Client(server.url).get("/"))
     assert "op1" in text and "op2" not in text and "and 3 more" in text
-
-
-def test_without_prometheus_client_the_rate_is_unknown(serve):
-    server = serve()
-    server.metrics._registry = None
-    assert 'unknown\npip install "jitkern[serve]"' in read(Client(server.url).get("/"))
 
 
 def test_its_lines_are_settings_with_the_url_of_the_client(serve, tmp_path):

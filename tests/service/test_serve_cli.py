@@ -118,8 +118,8 @@ def _(k, x):
 def _(device):
     yield torch.ones(8, device=device)
 
-from jitkern.service import build
-real = build.prewarm
+from jitkern.service import builds
+real = builds.prewarm
 
 def waiting(*args, **kwargs):
     gate = pathlib.Path(os.environ["GATE"])
@@ -128,7 +128,7 @@ def waiting(*args, **kwargs):
         time.sleep(0.02)
     return real(*args, **kwargs)
 
-build.prewarm = waiting
+builds.prewarm = waiting
 """
 
 
@@ -222,6 +222,29 @@ def test_what_cron_runs_pushes_what_was_built(tmp_path, cli):
         XDG_CONFIG_HOME=str(settings.parent), JITKERN_CACHE_DIR=str(tmp_path / "other"),
     )  # fmt: skip
     assert (done.returncode, "3 entries added" in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn", "prometheus_client"])
+def test_without_its_packages_it_names_the_extra(run_python, package):
+    code = f"import sys\nsys.modules['{package}'] = None\nfrom jitkern.cli import main\nsys.exit(main(['serve', 'vec_add']))"
+    done = run_python(code)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert re.search(
+        rf'`jitkern serve` needs {package}\S*: pip install "jitkern\[serve\]"', done.stderr
+    )
+
+
+def test_only_the_service_imports_its_packages():
+    imports = re.compile(
+        r"^ *(?:from|import) (?:starlette|uvicorn|prometheus_client)\b", re.MULTILINE
+    )
+    found = {
+        path.relative_to(REPOSITORY).parts[:2]
+        for folder in ("jitkern", "cache_tools", "kernels_src")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if imports.search(path.read_text())
+    }
+    assert found == {("jitkern", "service")}
 
 
 def test_an_address_in_use_is_named(cli):
