@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         api as api,
         builder as builder,
         call_traces as call_traces,
-        engines as engines,
+        executors as executors,
         jobs as jobs,
         op_calls as op_calls,
         shards as shards,

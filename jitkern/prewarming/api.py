@@ -15,7 +15,7 @@ from jitkern.op.all_ops import all_ops, op_of, ops_named
 from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.op_calls import OpCalls, read_recording, recorded_calls
-from jitkern.prewarming.shards import announced, shard_of
+from jitkern.prewarming.shards import shard_of
 from jitkern.prewarming.tasks import Group, Result, Step
 from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
@@ -30,7 +30,7 @@ def prewarm(
     targets: Iterable[Target | str] = (),
     *,
     recording: str | os.PathLike[str] | None = None,
-    shard: tuple[int, int] | str = (1, 1),
+    shard: tuple[int, int] = (1, 1),
     jobs: int | None = None,
     keep_going: bool = False,
     refresh: bool = False,
@@ -44,8 +44,7 @@ def prewarm(
         declared ops.
     targets: targets or their texts; by default the targets of this machine.
     recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
-    shard: (part from 1, parts): do only this part of the work; "auto": the part from the job
-        system that started this process (Slurm, Kubernetes, torchrun, MPI and others).
+    shard: (part, parts): do only this part of the work, from 1.
     jobs: the number of builds at once; by default from cores and free memory, and 1 in each part
         of an executor.
     keep_going: whether to continue after a failed build.
@@ -62,10 +61,8 @@ def prewarm(
     """
     if executor and refresh:
         raise SettingError("refresh is not for an executor: workers build into caches of their own")
-    if isinstance(shard, str):
-        if shard != "auto":
-            raise SettingError(f"shard={shard!r} is neither (part, parts) nor 'auto'")
-        shard = announced()[:2]
+    if not 1 <= shard[0] <= shard[1]:
+        raise SettingError(f"shard={shard!r} is not (part, parts) with a part from 1 to parts")
     parsed = [Target.parse(t) if isinstance(t, str) else t for t in targets] or Target.visible()
     chosen = _chosen(ops)
     if recording is not None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -45,7 +45,7 @@ _OF_ALL_OPS = {binding.OP: binding.variant, recorder.NAME: recorder.variant}
 
 
 class Submitted(Protocol):
-    """A part in the hands of an engine: a Future, or what submitit returns."""
+    """A part in the hands of an executor: a Future, or what submitit returns."""
 
     def done(self) -> bool: ...
     def result(self) -> Any: ...
@@ -53,7 +53,7 @@ class Submitted(Protocol):
 
 
 class Executor(Protocol):
-    """An engine, as `concurrent.futures` and submitit have it."""
+    """An executor, as `concurrent.futures` and submitit have it."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Submitted: ...
 
@@ -120,8 +120,8 @@ class ExecutorBuilder:
 
         stopped: whether to begin no more, and to cancel the parts that are not done.
         """
-        told = (getattr(self.executor, name, None) for name in ("workers", "_max_workers"))
-        workers = next((n for n in told if isinstance(n, int) and n > 0), _WORKERS)
+        told = getattr(self.executor, "_max_workers", None)
+        workers = told if isinstance(told, int) and told > 0 else _WORKERS
         count = min(self.parts or PARTS_OF_A_WORKER * workers, len(kernels))
         dealt = [kernels[number::count] for number in range(count)]
         self._remark(f"{count} parts are submitted to the workers")
@@ -142,11 +142,11 @@ class ExecutorBuilder:
     ) -> Iterator[tuple[int, JobResult]]:
         """Yield the number of each part with its outcome.
 
-        A part that an engine has lost, with its worker or otherwise, is submitted once more.
+        A part that an executor has lost, with its worker or otherwise, is submitted once more.
         """
         again, cancelled = set[int](), False
         with getattr(self.executor, "batch", contextlib.nullcontext)():  # of submitit: one array
-            jobs = [*enumerate(self.executor.submit(perform, part) for part in parts)]
+            jobs = [*enumerate(map(self._submitted, parts))]
         try:
             while jobs:
                 left = []
@@ -163,7 +163,7 @@ class ExecutorBuilder:
                         yield number, JobResult("", problem=NOT_TRIED)
                     elif lost and number not in again:
                         again.add(number)
-                        left.append((number, self.executor.submit(perform, parts[number])))
+                        left.append((number, self._submitted(parts[number])))
                     else:
                         yield number, outcome
                 if len(left) == len(jobs):
@@ -171,6 +171,14 @@ class ExecutorBuilder:
                 jobs = left
         finally:
             cancel(jobs)
+
+    def _submitted(self, part: Job) -> Submitted:
+        try:
+            return self.executor.submit(perform, part)
+        except Exception as e:  # noqa: BLE001  an executor whose workers have died may take no more
+            refused: Future[Any] = Future()
+            refused.set_exception(e)
+            return refused
 
     def _taken(self, kernels: Sequence[Kernel], outcome: JobResult) -> list[Result]:
         """Bring the entries of a part into the cache; returns the results for its kernels."""
@@ -209,12 +217,12 @@ def cancel(jobs: Sequence[tuple[int, Submitted]]) -> None:
 
 
 def _outcome_of(job: Submitted) -> JobResult:
-    """Return the outcome of a job that is done; without a host if the engine has none."""
+    """Return the outcome of a job that is done; without a host if the executor has none."""
     try:
         outcome = job.result()
     except CancelledError:
         return JobResult("", problem=NOT_TRIED)
-    except Exception as e:  # noqa: BLE001  whatever an engine raises
+    except Exception as e:  # noqa: BLE001  whatever an executor raises
         return JobResult("", problem=f"the worker of its part failed: {type(e).__name__}: {e}")
     if not isinstance(outcome, JobResult):
         return JobResult("", problem=f"the worker of its part returned {outcome!r:.80}")

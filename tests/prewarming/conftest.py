@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 
 import pytest
-from fleet_packages import KERNEL, MODULE
+from fleet_packages import KERNEL, MODULE, POOLS
 
 from jitkern import testing
 from jitkern.op.op import OPS
@@ -16,8 +17,9 @@ numbers = itertools.count()
 
 @pytest.fixture
 def fleet_package(tmp_path, monkeypatch):
-    """Write a package of one op, with three kernels; returns its name."""
+    """Write a package of one op, with three kernels, beside a module of executors; returns its name."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pools.py").write_text(POOLS)
     monkeypatch.setenv("DRIVER", str(os.getpid()))
     testing.set_settings(monkeypatch)
     made = []
@@ -35,3 +37,4 @@ def fleet_package(tmp_path, monkeypatch):
     yield write
     for name in made:
         OPS.pop(f"{name}::f", None)
+    sys.modules.pop("pools", None)

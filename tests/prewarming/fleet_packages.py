@@ -1,4 +1,4 @@
-"""Packages for workers of engines, and the entries that a cache holds."""
+"""Packages for workers of executors, executors, and the entries that a cache holds."""
 
 from __future__ import annotations
 
@@ -30,6 +30,53 @@ DIES_ONCE = """
 if AWAY and not (HERE / "died").exists():
     (HERE / "died").touch()
     os.kill(os.getpid(), 9)
+"""
+# Functions for `--executor`.
+POOLS = """
+import concurrent.futures, contextlib, multiprocessing
+from pathlib import Path
+
+def spawned(count=2):
+    return concurrent.futures.ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+
+def one():
+    return spawned(1)
+
+class Apart(concurrent.futures.ThreadPoolExecutor):  # one task at a time, each in its own process
+    def __init__(self):
+        super().__init__(1)
+
+    def submit(self, function, *args):
+        return super().submit(self.apart, function, *args)
+
+    def apart(self, function, *args):
+        with spawned(1) as pool:
+            return pool.submit(function, *args).result()
+
+class Bare:
+    def submit(self, function, *args):
+        future = concurrent.futures.Future()
+        future.set_result(function(*args))
+        return future
+
+@contextlib.contextmanager
+def told():
+    Path("begun").touch()
+    try:
+        yield Bare()
+    finally:
+        Path("ended").touch()
+
+def raising():
+    raise OSError("no scheduler answers")
+
+def none():
+    pass
+
+def kind():
+    return concurrent.futures.ThreadPoolExecutor
+
+number = 3
 """
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,15 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet_packages import DIES_ONCE, places
-from helpers import LONGEST, alive, last_json, until
+from fleet_packages import places
+from helpers import last_json
 
 import jitkern
 from jitkern import config, jit
 from jitkern.calls import record
 from jitkern.errors import SettingError
 from jitkern.op.op import OPS
-from jitkern.prewarming import engines, jobs, workers
+from jitkern.prewarming import jobs, workers
 from jitkern.prewarming.op_calls import spelt_calls
 from jitkern.runtime import binding
 from jitkern.target import Target
@@ -42,7 +40,9 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
     cli, fleet_package, cache_dir, tmp_path, monkeypatch
 ):
     name = fleet_package()
-    code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json", "-v")
+    code, out, err = cli(
+        "prewarm", name, "--executor", "pools:spawned", "--parts", "3", "--json", "-v"
+    )
     report = last_json(out)
     assert (code, report["failed"], report["skipped"]) == (0, 0, 0), err
     assert sum(" of 3" in line or "/3] part " in line for line in err.splitlines()) == 3, err
@@ -50,43 +50,12 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
     alone = last_json(cli("prewarm", name, "--json", "--cache-dir", str(tmp_path / "alone"))[1])
     assert (rows(report), places(cache_dir)) == (rows(alone), places(tmp_path / "alone"))
     assert report["built"] == alone["built"] == len(places(cache_dir))
-    monkeypatch.setattr(engines.Engine, "start", refuse)  # not even an engine is started
     monkeypatch.setattr(jit.build, "build", refuse)
-    for more in (("--engine", "processes:2"), ()):
+    for more in (("--executor", "pools:raising"), ()):  # which is not called
         code, out, err = cli("prewarm", name, *more, "--json")
         again = last_json(out)
         assert (code, again["built"], again["hits"]) == (0, 0, report["built"]), err
         assert rows(again) == rows(report)
-
-
-@pytest.mark.long
-def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path):
-    name = fleet_package(DIES_ONCE)
-    code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json")
-    assert (code, (tmp_path / name / "died").exists()) == (0, True), err
-    assert last_json(out)["built"] == len(places(cache_dir)) > 3
-    with config.using(compile="never"):
-        assert last_json(cli("prewarm", name, "--json")[1])["failed"] == 0
-
-
-KILLS = """
-if AWAY:
-    import jitkern
-    jitkern.on_compile(lambda event: event.variant == "i32" and os.kill(os.getpid(), 9))
-"""
-
-
-@pytest.mark.long
-def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
-    name = fleet_package(KILLS)
-    arguments = ("--engine", "processes:1", "--json", "--keep-going")
-    code, out, err = cli("prewarm", name, *arguments)
-    rows = last_json(out)["results"]
-    (failed,) = [row for row in rows if row["status"] == "failed"]
-    assert (code, failed["op"]) == (1, f"{name}::f") and "terminated abruptly" in failed[
-        "reason"
-    ], err
-    assert {row["variant"] for row in rows if row["status"] == "built"} >= {"f32", "f64"}
 
 
 BREAKS = """
@@ -109,7 +78,7 @@ def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package, tmp_path, 
         (tmp_path / name / "cancelled").touch()
 
     monkeypatch.setattr(jobs, "cancel", cancel_and_tell)
-    code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
+    code, out, err = cli("prewarm", name, "--executor", "pools:Apart", "--parts", "3", "--json")
     report = last_json(out)
     reasons = {row["reason"] for row in report["results"]}
     assert (code, report["built"]) == (1, 0) and "not tried after a failed build" in str(reasons)
@@ -119,7 +88,7 @@ def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package, tmp_path, 
 @pytest.mark.long
 def test_a_worker_with_other_sources_builds_nothing(cli, fleet_package, cache_dir):
     name = fleet_package(flags="['-DOTHER'] if AWAY else []")
-    code, out, err = cli("prewarm", name, "--engine", "processes:1", "--json", "--keep-going")
+    code, out, err = cli("prewarm", name, "--executor", "pools:one", "--json", "--keep-going")
     assert (code, last_json(out)["built"]) == (1, 0)
     assert not [place for place in places(cache_dir) if name in place]
     assert "is not the op that was to be built: extra flag -DOTHER" in err
@@ -171,7 +140,7 @@ def test_calls_and_recordings_are_sent(cli, fleet_package, tmp_path):
             record.note(
                 op.name, f"{name}.kernel", "cpu", "cc", [torch.ones(size, dtype=torch.float64)]
             )
-    code, out, err = cli("prewarm", name, "--from", str(file), "--engine", "processes:1", "--json")
+    code, out, err = cli("prewarm", name, "--from", str(file), "--executor", "pools:one", "--json")
     built = {row["variant"] for row in last_json(out)["results"] if row["op"] == op.name}
     assert code == 0 and "f64" in built and not built & {"f32", "i32"}, err
     again = last_json(cli("prewarm", name, "--from", str(file), "--json")[1])
@@ -224,7 +193,7 @@ def test_a_lost_job_is_submitted_once_more(fleet_package, losses, jobs, status):
 
 
 @pytest.mark.long
-def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_dir):
+def test_an_executor_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_dir):
     class Bad(ThreadPoolExecutor):
         def submit(self, function, /, *args):
             done = super().submit(function, *args).result()
@@ -245,7 +214,7 @@ def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_d
         (lambda done: done._replace(results=[]), "results for 0 of"),
     ],
 )
-def test_an_engine_without_results_is_an_error(fleet_package, spoil, says):
+def test_an_executor_without_results_is_an_error(fleet_package, spoil, says):
     class Odd(ThreadPoolExecutor):
         def submit(self, function, /, *args):
             future = Future()
@@ -256,56 +225,9 @@ def test_an_engine_without_results_is_an_error(fleet_package, spoil, says):
     assert results and {r.status for r in results} == {"failed"} and says in results[0].reason
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("--engine", "nothing"), 2, "`nothing` is not an engine: expected one of processes[:N]"),
-        (("--engine", "processes:0"), 2, "is not an engine"),
-        (("--engine", "dask://"), 2, "is not an engine"),
-        (("--engine", "dask://auto"), 2, "is not an engine"),
-        (("--engine", "dask://host"), 2, "is not an engine"),
-        (("--engine", "ray://host:port"), 2, "is not an engine"),
-        (("--engine", "slurm:3"), 2, "is not an engine"),
-        (("--parts", "3"), 2, "--parts is for --engine"),
-        (("--engine", "processes", "--refresh"), 2, "--refresh is not for --engine"),
-    ],
-)
-def test_a_wrong_engine_exits_2(cli, arguments, code, says):
-    found, out, err = cli("prewarm", "vec_add", *arguments)
-    assert (found, out, says in err) == (code, "", True), err
-
-
-@pytest.mark.parametrize(
-    ("engine", "pip"), [("dask", "'dask[distributed]'"), ("ray", "'ray'"), ("slurm", "'submitit'")]
-)
-def test_an_engine_that_is_not_installed_says_what_to_install(cli, monkeypatch, engine, pip):
-    for module in ("distributed", "ray", "submitit"):
-        monkeypatch.setitem(sys.modules, module, None)
-    code, out, err = cli("prewarm", "vec_add", "--engine", engine)
-    assert (code, out, f"pip install {pip}" in err) == (1, "", True), err
-
-
 def test_an_executor_takes_no_refresh(fleet_package):
     with Threads() as executor, pytest.raises(SettingError, match="refresh is not for an executor"):
         jitkern.prewarm(executor=executor, refresh=True)
-
-
-@pytest.mark.long
-def test_a_ctrl_c_ends_the_processes(fleet_package, tmp_path):
-    name = fleet_package(
-        "if AWAY: import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", "import os, signal, sys; os.environ['DRIVER'] = str(os.getpid()); signal.signal(signal.SIGINT, signal.default_int_handler); from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"]  # fmt: skip
-    process = subprocess.Popen(
-        [*command, "prewarm", name, "--engine", "processes:2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    until(lambda: len([*(tmp_path / name).glob("pid-*")]) == 2, of=[process])
-    pids = [int(path.name[4:]) for path in (tmp_path / name).glob("pid-*")]
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=LONGEST)
-    assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False), err
-    until(lambda: not any(map(alive, pids)))
 
 
 def test_a_daemon_builds_in_its_own_process(monkeypatch):

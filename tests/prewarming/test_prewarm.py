@@ -23,7 +23,7 @@ from jitkern.cache import events
 from jitkern.calls import record
 from jitkern.calls.samples import ShapesAlone
 from jitkern.compilers import child_process
-from jitkern.errors import DeclarationError, TargetError
+from jitkern.errors import DeclarationError, SettingError, TargetError
 from jitkern.op.op import OPS
 from jitkern.prewarming import builder
 from jitkern.runtime import binding
@@ -416,6 +416,22 @@ def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     assert all(kernels) and not kernels[0] & kernels[1]
     whole = jitkern.prewarm([op])
     assert {result.status for result in whole} == {"hit"}
+
+
+@pytest.mark.parametrize("shard", [(0, 3), (4, 3), (1, 0), (0, 0), (-1, 2)])
+def test_a_part_that_there_is_not_is_refused(shard, cli):
+    with pytest.raises(SettingError, match="with a part from 1 to parts"):
+        jitkern.prewarm(["vec_add"], shard=shard)
+    code, out, err = cli("prewarm", "vec_add", f"--shard={shard[0]}/{shard[1]}")
+    assert (code, out, "is not I/N with I from 1 to N" in err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    "text", ["auto", "1", "/", "1/", "/2", "1/2/3", "a/b", "\u00b2/3", "1.0/2"]
+)
+def test_what_is_no_part_of_a_number_is_refused(text, cli):
+    code, out, err = cli("prewarm", "vec_add", "--shard", text)
+    assert (code, out, f"`{text}` is not I/N" in err) == (2, "", True)
 
 
 @pytest.mark.long

@@ -34,27 +34,22 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--jobs",
         type=at_least_one,
         metavar="N",
-        help="builds at once (default: from cores and free memory; with --engine, 1 in each part)",
+        help="builds at once (default: from cores and free memory; 1 in each part of --executor)",
     )
     parser.add_argument("--keep-going", action="store_true", help="continue after a failed build")
     parser.add_argument(
-        "--shard",
-        type=_shard,
-        default=(1, 1),
-        metavar="I/N|auto",
-        help="build only part I of N, from 1; `auto`: from the variables of Slurm, torchrun and "
-        "others",
-    )
+        "--shard", type=_shard, default=(1, 1), metavar="I/N",
+        help="build only part I of N, from 1",
+    )  # fmt: skip
     parser.add_argument(
-        "--engine",
-        metavar="E",
-        help=f"build in the workers of {prewarming.engines.FORMS}",
-    )
+        "--executor", metavar="MODULE:FACTORY",
+        help="build in the workers of the concurrent.futures.Executor that this function returns",
+    )  # fmt: skip
     parser.add_argument(
         "--parts",
         type=at_least_one,
         metavar="P",
-        help="parts for the engine (default: 4 a worker)",
+        help="parts for the executor (default: 4 a worker)",
     )
     parser.add_argument(
         "--from",
@@ -85,15 +80,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     _check(args)
-    if args.shard == "auto":
-        *args.shard, whose = prewarming.shards.announced()
-        if args.level >= 0:
-            say(f"part {args.shard[0]} of {args.shard[1]}, by the variables of {whose}", code="")
     key = args.key or config.current().sign_key
     store = pushable(args.push, key) if args.push else None
-    engine: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if args.engine:
-        engine = prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
+    named: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if args.executor is not None:
+        named = prewarming.executors.NamedExecutor(args.executor)
     targets = choose_targets(args.target)
     _remark_versions(targets)
     if args.recording:
@@ -103,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = choose_calls(ops, args.call, targets)
     with (
         Progress(every=args.level > 0, quiet=args.level < 0) as progress,
-        engine as executor,
+        named as executor,
     ):
         failures = Failures(progress)
         results = prewarming.api.prewarm(
@@ -181,18 +172,17 @@ def _push(
 
 def _check(args: argparse.Namespace) -> None:
     """Raise UsageError for options that do not belong together."""
-    if not args.engine and args.parts:
-        raise UsageError("--parts is for --engine")
-    if args.engine and args.refresh:
-        raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
+    if not args.executor and args.parts:
+        raise UsageError("--parts is for --executor")
+    if args.executor and args.refresh:
+        raise UsageError("--refresh is not for --executor: remove entries by `jitkern cache clear`")
     if args.key and not args.push:
         raise UsageError("--key is for --push")
 
 
-def _shard(text: str) -> tuple[int, int] | str:
-    if text == "auto":
-        return text
+def _shard(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N, nor `auto`")
+    numbers = text.isascii() and part.isdigit() and parts.isdigit()
+    if not (numbers and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N")
     return int(part), int(parts)
