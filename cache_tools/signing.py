@@ -93,15 +93,9 @@ def signers(data: bytes, signatures: bytes) -> list[str]:
 
     The keys are those that the lines of `manifest.sig` name, so trust does not follow from them.
     """
-    return sorted(
-        key for key in named_in(signatures) if not signature.distrust(data, signatures, (key,))
-    )
-
-
-def named_in(signatures: bytes) -> set[str]:
-    """Return the public keys that the lines of a `manifest.sig` name, unchecked."""
     lines = signatures.decode("ascii", "replace").splitlines()
-    return {line.split(" ")[1] for line in lines if line.count(" ") == 2}
+    named = {line.split(" ")[1] for line in lines if line.count(" ") == 2}
+    return sorted(key for key in named if not signature.distrust(data, signatures, (key,)))
 
 
 def signers_of(entry: Entry) -> list[str]:

@@ -14,9 +14,11 @@ import importlib.util
 import itertools
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import jitkern
@@ -32,6 +34,9 @@ from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
 from jitkern.config.settings import SYSTEM_FILE, user_file
 from jitkern.errors import JitkernError, SettingError
+from jitkern.remote.index import read_index
+from jitkern.remote.patience import run_with_timeout
+from jitkern.remote.store import Service, Unavailable, shown
 from jitkern.target import short_version
 
 TESTED = (  # pairs of Python and Torch: see `make test-matrix`
@@ -314,7 +319,7 @@ def _text(name: str, value: object) -> str:
             return human_age(value)
     if isinstance(value, tuple):
         if "remote" in name:
-            return " ".join(map(remote.store.shown, value))
+            return " ".join(map(shown, value))
         return os.pathsep.join(map(str, value))
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
@@ -336,10 +341,34 @@ def _variables() -> list[Check]:
 
 
 def _remotes() -> list[Check]:
-    """Return the checks of what can be read of each remote."""
     machines = sorted({remote.layout.machine_of(check.value) for check in _targets()})
-    urls = config.current().remotes
-    return [check for url in urls for check in remote.check.read_half(url, machines)]
+    return [_remote(url, machines) for url in config.current().remotes]
+
+
+def _remote(url: str, machines: list[str]) -> Check:
+    """Return whether a remote can be used, and what it has for these machines."""
+    name, settings, began = f"remote {shown(url)}", config.current(), time.perf_counter()
+    try:
+        store = remote.opening.opened(url)
+        keys = remote.trust.keys_for(url, settings)
+        indexes = [
+            run_with_timeout(settings.remote_timeout, partial(read_index, store, machine))[0]
+            for machine in machines
+        ]
+    except Unavailable as e:
+        return Check(name, ok=False, value=f"{e.meaning}: {e}", remedy=e.remedy)
+    except JitkernError as e:
+        value, _, remedy = str(e).partition(": ")
+        return Check(name, ok=False, value=value, remedy=remedy)
+    digests = {digest for index in indexes if index for b in index.bundles for digest in b.entries}
+    builds = isinstance(store, Service) and store.builds
+    told = f"answers in {1000 * (time.perf_counter() - began):.0f} ms, has "
+    told += f"{counted(len(digests), 'entry')} for {' or '.join(machines)}"
+    told += ", and builds what is missing" * builds
+    told += f"; one of {len(keys)} trusted keys must have signed them" if keys else ""
+    remedy = "check bucket and path of the URL; prewarm there, and jitkern remote push"
+    ok = bool(digests or builds)
+    return Check(name, ok=ok, value=told, remedy="" if ok else remedy)
 
 
 SETTINGS = "settings"

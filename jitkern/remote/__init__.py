@@ -13,13 +13,11 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.remote import (
         bundles as bundles,
-        check as check,
         fetch as fetch,
         index as index,
         layout as layout,
         opening as opening,
         patience as patience,
-        prune as prune,
         publish as publish,
         pull as pull,
         store as store,

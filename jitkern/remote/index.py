@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
@@ -71,32 +71,23 @@ class Index(NamedTuple):
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
     def merged(self, new: Sequence[Bundle], keep: int) -> Index:
-        """Return this index with new bundles in front, and each package of theirs `trimmed`."""
-        bundles = tuple(dict.fromkeys((*new, *self.bundles)))
-        packages = {bundle.package for bundle in new}
-        return Index(bundles).trimmed(keep, packages)
-
-    def trimmed(self, keep: int, packages: Collection[str] | None = None) -> Index:
-        """Return this index without outdated bundles of some packages, by default of all.
+        """Return this index with new bundles in front, and without outdated ones of their packages.
 
         A bundle is outdated if newer ones of its package hold all its entries, or if `keep` newer
         pushes of its package are there.
         """
+        packages = {bundle.package for bundle in new}
         kept: list[Bundle] = []
         pushes: dict[str, set[str]] = defaultdict(set)  # of newer bundles, by package
         known: dict[str, set[str]] = defaultdict(set)  # their entries
-        for bundle in self.bundles:
+        for bundle in dict.fromkeys((*new, *self.bundles)):
             newer = pushes[bundle.package] - {bundle.push}
             outdated = len(newer) >= keep or known[bundle.package].issuperset(bundle.entries)
-            if not outdated or (packages is not None and bundle.package not in packages):
+            if not outdated or bundle.package not in packages:
                 kept.append(bundle)
                 pushes[bundle.package].add(bundle.push)
                 known[bundle.package].update(bundle.entries)
         return Index(tuple(kept))
-
-    def without(self, files: Collection[str]) -> Index:
-        """Return this index without the bundles of these names."""
-        return Index(tuple(bundle for bundle in self.bundles if bundle.file not in files))
 
     def holding(self, digest: str) -> Iterable[Bundle]:
         """Return the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
@@ -119,29 +110,30 @@ def read_index(store: Readable, machine: str) -> tuple[Index | None, Tag]:
 
 
 def update_index(
-    store: Store, machine: str, change: Callable[[Index | None], Index | None]
+    store: Store, machine: str, change: Callable[[Index], Index]
 ) -> tuple[Index, Index]:
     """Replace a machine's index by what `change` makes of it; return both.
 
-    change: called with the index, or None if there is none, as often as other writers are faster.
-    It returns None for no change. Raises JitkernError for an index that jitkern did not write, and
-    where other writers are faster each time.
+    change: called with the index, which may be empty, as often as other writers are faster. Raises
+    JitkernError for an index that jitkern did not write, and where other writers are faster each
+    time.
     """
     name = layout.index_of(machine)
     for attempt in range(ATTEMPTS):
-        old, tag = read_index(store, machine)
+        found, tag = read_index(store, machine)
+        old = found or Index()
         new = change(old)
-        if new is None or new == old:
-            return old or Index(), old or Index()
+        if new == old:
+            return old, new
         data = new.encode()
         if len(data) > layout.LARGEST_INDEX:
             raise JitkernError(
                 f"the index {name} of {store.url} would have {len(data)} bytes, and at most "
                 f"{layout.LARGEST_INDEX} are read: push with a smaller --keep"
             )
-        write = store.create if old is None else functools.partial(store.replace, tag=tag)
+        write = store.create if found is None else functools.partial(store.replace, tag=tag)
         if retry(write, name, data):
-            return old or Index(), new
+            return old, new
         time.sleep(pause(0.05, attempt))
     raise JitkernError(
         f"the index {name} of {store.url} was changed by others {ATTEMPTS} times in a row: "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 from jitkern.cache import VERSION
 from jitkern.target import Target, this_platform
@@ -21,7 +22,6 @@ BUILD = f"{VERSION}/build"  # what a call is posted to, at a service
 BUILDS = "Jitkern-Builds"  # the header, with the value 1, of a service that builds what is missing
 ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
 RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of what all ops share
-PROBES = f"{VERSION}/probe"  # what pushes and prunes write to learn about the store
 LARGEST_INDEX = 4 << 20  # bytes
 LARGEST_BUNDLE = 512 << 20  # bytes
 FULL_BUNDLE = 64 << 20  # bytes of entries; a package that needs more has several bundles
@@ -60,6 +60,12 @@ def index_of(machine: str) -> str:
 def bundle_of(machine: str, file: str) -> str:
     """Return the name of a bundle: `file` is `<SHA-256>.tar` or `<SHA-256>.tar.zst`."""
     return f"{VERSION}/{machine}/{file}"
+
+
+def machines_in(names: Iterable[str]) -> list[str]:
+    """Return the machines whose indexes are among the names of objects, sorted."""
+    folders = (name.split("/") for name in names)
+    return sorted(parts[1] for parts in folders if len(parts) == 3 and parts[2] == "index.json")
 
 
 def is_bundle(file: str) -> bool:

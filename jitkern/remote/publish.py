@@ -1,18 +1,15 @@
 """Push entries of a cache to a store: signed, in bundles, and then named by the machine's index.
 
 A bundle is there before an index names it. The index is the one object that changes, and only by
-conditional writes, so that pushes from many machines at once lose nothing.
+conditional writes, so that pushes from many machines at once lose nothing. A store that ignores the
+conditions takes pushes one after the other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jitkern.cache.entry import Entry
@@ -23,13 +20,12 @@ from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
-from jitkern.remote.index import Bundle, Index, update_index
+from jitkern.remote.index import Bundle, update_index
 from jitkern.remote.patience import RETRIES, retry
 from jitkern.remote.store import AccessDenied, Store, Unavailable
 
 KEEP = 3  # pushes of a package that an index names
-FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
-WRITERS = 8  # at once, of a probe
+FRESH = 12 * 3600  # seconds; an older bundle is written again: a bucket may delete what is old
 
 
 class Pushed(NamedTuple):
@@ -70,7 +66,8 @@ def push(
     if not entries:
         raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
     _sign(cache, entries, key, unsigned=unsigned)
-    _prepare(store)
+    if retry(store.get, layout.ROOT, limit=1 << 16) is None:
+        retry(store.create, layout.ROOT, layout.ROOT_CONTENT)
     done = []
     for machine, groups in sorted(bundles.grouped(entries).items()):
         tell(f"{machine}: {counted(sum(map(len, groups.values())), 'entry')}")
@@ -104,23 +101,6 @@ def _sign(cache: Cache, entries: Sequence[Entry], key: Path | None, *, unsigned:
             )
 
 
-def _prepare(store: Store) -> None:
-    """Make a store a remote. Raises JitkernError if conditional writes cannot be relied on.
-
-    `jitkern.json` is written after the probe, and so shows later pushes that it passed.
-    """
-    if retry(store.get, layout.ROOT, limit=1 << 16) is not None:
-        return
-    problem = retry(probe, store)
-    if problem:
-        raise JitkernError(
-            f"cannot push to {store.url}: {problem}, so concurrent pushes would lose bundles. Push "
-            "to a store that honours If-None-Match and If-Match, or push to a directory (file://) "
-            "and copy it there"
-        )
-    retry(store.create, layout.ROOT, layout.ROOT_CONTENT)
-
-
 def _push_bundles(
     store: Store,
     machine: str,
@@ -129,29 +109,15 @@ def _push_bundles(
 ) -> Pushed:
     """Write the bundles of a machine, and name them in its index."""
     made = tuple(bundle for bundle, _ in packed)
-
-    def written() -> int:
-        return sum(_sent(store, machine, bundle, path) for bundle, path in packed)
-
-    def change(old: Index | None) -> Index:
-        return (old or Index()).merged(made, keep)
-
-    uploaded = written()
-    old, new = update_index(store, machine, change)
-    for _ in range(RETRIES):
-        sent = written()
-        if not sent:
-            break
-        uploaded += sent  # a `prune` met a bundle before the index named it
-        new = update_index(store, machine, change)[1]
+    uploaded = sum(_sent(store, machine, bundle, path) for bundle, path in packed)
+    old, new = update_index(store, machine, lambda index: index.merged(made, keep))
     dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
     return Pushed(machine, made, uploaded, dropped)
 
 
 def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
-    """Write a bundle that is not there, or that `prune` might take for old; return bytes sent."""
+    """Write a bundle that is not there, or that the store may soon delete; return bytes sent."""
     name = layout.bundle_of(machine, bundle.file)
-
     try:
         for _ in range(RETRIES):
             there = retry(store.stat, name)
@@ -170,37 +136,3 @@ def _sent(store: Store, machine: str, bundle: Bundle, path: Path) -> int:
             return 0
         raise
     raise Unavailable(f"{name} does not exist and cannot be created")
-
-
-def probe(store: Store) -> str:
-    """Return the reason why conditional writes cannot be relied on, or "" if they can.
-
-    Eight writers race to create an object, and then to replace it: one of each must win. Raises
-    Unavailable.
-    """
-    name = f"{layout.PROBES}/{uuid.uuid4().hex}"
-    bodies = [f"{i}".encode() for i in range(WRITERS)]
-    try:
-        won = _winners(functools.partial(store.create, name), bodies)
-        if len(won) != 1:
-            return f"{len(won)} of {WRITERS} writers created the same object"
-        found = retry(store.get, name, limit=1 << 10)
-        if found is None or found.data != won[0]:
-            return "it does not return the object that was just created"
-        bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag
-        won = _winners(lambda body: store.replace(name, body, found.tag), bodies)
-        return "" if len(won) == 1 else f"{len(won)} of {WRITERS} writers replaced the same version"
-    finally:
-        with contextlib.suppress(Unavailable):
-            store.delete(name)
-
-
-def _winners(write: Callable[[bytes], bool], bodies: list[bytes]) -> list[bytes]:
-    """Return what was written of what as many writers wrote at once.
-
-    Raises Unavailable where nobody knows: no writer won, and one of them got no answer.
-    """
-    with ThreadPoolExecutor(WRITERS) as writers:
-        answers = [(body, writers.submit(write, body)) for body in bodies]
-    won = [body for body, answer in answers if not answer.exception() and answer.result()]
-    return won or [body for body, answer in answers if answer.result()]  # which raises

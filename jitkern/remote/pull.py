@@ -17,7 +17,8 @@ class Pulled(NamedTuple):
     """The outcome of a pull.
 
     new, present: entries that were added, and that were there. bytes: received. bundles: objects
-    that were fetched. failed: a line for each object that was refused or missing.
+    that were fetched. failed: a line for each object that was refused. gone: names of bundles that
+    the index has and the store has not.
     """
 
     new: int = 0
@@ -25,6 +26,7 @@ class Pulled(NamedTuple):
     bytes: int = 0
     bundles: int = 0
     failed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
 def pull(
@@ -56,7 +58,11 @@ def pull(
             continue
         tell(f"{bundle.file[:12]}…, entries: {len(bundle.entries)}")
         try:
-            data = bundles.checked(retry(store.get, name, limit=bundle.bytes), bundle)
+            found = retry(store.get, name, limit=bundle.bytes)
+            if found is None:  # deleted, since it was old: a miss
+                done = done._replace(gone=(*done.gone, name))
+                continue
+            data = bundles.checked(found, bundle)
             added = bundles.adopt(cache, data, keys)
         except (BundleError, Unavailable) as e:  # the other bundles may be good
             done = done._replace(failed=(*done.failed, f"{name} is refused: {e}"))

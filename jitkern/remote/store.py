@@ -132,10 +132,6 @@ class Store(Readable, Protocol):
         """Replace the version that has this tag; return False if the object was changed or gone."""
         ...
 
-    def delete(self, name: str) -> None:
-        """Delete an object, if there is one."""
-        ...
-
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`, in any order."""
         ...

@@ -44,7 +44,7 @@ CACHE = [
     "sign",
     "keygen",
 ]
-REMOTE = ["check", "push", "pull", "ls", "prune"]
+REMOTE = ["push", "pull", "ls"]
 OWN = [
     *commands.COMMANDS,
     *(f"cache {verb}" for verb in CACHE),

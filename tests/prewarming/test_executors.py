@@ -84,7 +84,7 @@ def test_a_dead_pool_is_an_error_with_a_reason(cli, fleet_package):
 
 
 @pytest.mark.long
-def test_a_context_manager_is_entered_for_what_is_missing_and_left(cli, fleet_package, tmp_path):
+def test_a_context_manager_is_entered_for_a_miss_and_left(cli, fleet_package, tmp_path):
     name = fleet_package()
     code, out, err = cli("prewarm", name, "--executor", "pools:told", "--json")
     assert (code, last_json(out)["failed"]) == (0, 0) and last_json(out)["built"] > 3, err

@@ -112,26 +112,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:  # of S3: the deletion of several objects
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if self._answered_otherwise():
-            return
-        names = [part.partition("</Key>")[0] for part in body.split("<Key>")[1:]]
-        for name in names:
-            self.stub.objects.pop(name, None)
-        rows = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
-        text = (
-            f'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</DeleteResult>'
-        )
-        self._end(200, text.encode())
-
-    def do_DELETE(self) -> None:
-        if self._answered_otherwise():
-            return
-        self._end(
-            204 if self.stub.objects.pop(self._name(), None) or self.stub.dialect == "s3" else 404
-        )
-
     def _name(self) -> str:
         return unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}/")
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
+import http.server
 import itertools
 import threading
 from pathlib import Path
 
 import pytest
+from stocked import everything
 from web_servers import Server, closed_port, digests, fill, put, said, static
 
 import jitkern
 from jitkern import config, jit, testing
 from jitkern.cache.store import Cache
 from jitkern.errors import NotCached
-from jitkern.remote import fetch, layout
+from jitkern.remote import fetch, layout, publish
 from jitkern.source.kinds import Variant
 
 
@@ -48,6 +51,58 @@ def test_a_miss_is_answered_by_the_bundle_that_lists_it(
     assert {n: jitkern.stats()[n] - before[n] for n in ("fetched", "hits", "compiles")} == {
         "fetched": 1, "hits": 1, "compiles": 0,
     }  # fmt: skip
+
+
+@pytest.fixture
+def pushed(tmp_path, directory, compiler, variant, target):
+    """A function that builds the entry elsewhere, and pushes it into a directory."""
+
+    def push():
+        with config.using(cache_dir=tmp_path / "builder"):
+            jit.ensure(variant, target)
+        cache = Cache(tmp_path / "builder")
+        compiler.compiles.clear()
+        return publish.push(cache, everything(cache), directory, unsigned=True)
+
+    return push
+
+
+def test_a_plain_web_server_of_a_directory_warms_an_empty_cache(
+    directory, pushed, compiler, variant, target
+):
+    """The server of Python's library, which knows neither ETags nor us."""
+    pushed()
+    handler = functools.partial(Quiet, directory=directory.root)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with trusting(f"http://127.0.0.1:{server.server_port}", compile="never"):
+                jit.ensure(variant, target)
+        finally:
+            server.shutdown()
+    assert not compiler.compiles
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_a_bundle_that_is_gone_is_a_miss_until_the_next_push(
+    tmp_path, directory, pushed, compiler, variant, target, caplog, monkeypatch
+):
+    (done,) = pushed()
+    (bundle,) = done.bundles
+    (directory.root / layout.bundle_of(done.machine, bundle.file)).unlink()
+    with trusting(directory.url):
+        jit.ensure(variant, target)
+        assert len(compiler.compiles) == 1
+        assert [line for line in caplog.messages if "it is gone" in line] == caplog.messages != []
+        assert pushed()[0].uploaded == bundle.bytes
+        testing.forget_remotes(monkeypatch)  # another process asks again
+        with config.using(cache_dir=tmp_path / "node", compile="never"):
+            jit.ensure(variant, target)
+    assert not compiler.compiles
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ def asked(store):
         "stat": lambda: store.stat(NAME),
         "create": lambda: store.create(NAME, b"1"),
         "replace": lambda: store.replace(NAME, b"1", {"e_tag": '"x"', "version": "1"}),
-        "delete": lambda: store.delete(NAME),
         "list": lambda: list(store.list("v1/")),
     }
 

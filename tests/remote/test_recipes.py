@@ -125,8 +125,7 @@ def asked(stub, since):
     """What was asked of a stub: the verb, the object, the headers, and whether it was a listing."""
     for verb, path, headers in stub.requests[since:]:
         name = path.partition("?")[0].removeprefix(f"/{BUCKET}").strip("/")
-        removal = verb == "POST" and "delete" in path
-        yield "DELETE" if removal else verb, name, headers, "list-type" in path
+        yield verb, name, headers, "list-type" in path
 
 
 @pytest.mark.long
@@ -147,28 +146,61 @@ def test_a_bucket_is_used_as_its_policy_lets(release, tmp_path):
         assert stats["fetched"] >= 1
         for verb, name, headers, listing in asked(stub, 0):
             who = "role/ci"
-            removal = verb == "DELETE" and not name  # of several objects, named in the body
-            if not removal:
-                assert allows(policy, who, verb, name, headers, listing), (verb, name, headers)
+            assert allows(policy, who, verb, name, headers, listing), (verb, name, headers)
             if verb == "PUT":
                 names.add(name)
                 bare = {k: v for k, v in headers.items() if not k.lower().startswith("if-")}
                 assert bare != headers
                 assert not allows(policy, who, verb, name, bare)
-        assert {name for name in names if f"/{layout.PROBES}/" not in name} == set(stub.objects)
+        assert names == set(stub.objects)
         for verb, name, headers, listing in asked(stub, by_ci):
             assert verb == "GET"
             assert allows(policy, "role/node", verb, name, headers, listing)
-    assert allows(policy, "role/ci", "DELETE", f"mypkg/{layout.PROBES}/1", {})
     conditional = {"If-None-Match": "*"}
     for name in names:
         assert not allows(policy, "role/node", "PUT", name, conditional)
         assert not allows(policy, "role/other", "GET", name, {})
         replaced = allows(policy, "role/ci", "PUT", name, {"If-Match": "tag"})
-        assert replaced == (name.endswith("/index.json") or f"/{layout.PROBES}/" in name)
-        if f"/{layout.PROBES}/" not in name:
-            assert not allows(policy, "role/ci", "DELETE", name, {})
+        assert replaced == name.endswith("/index.json")
+        assert not allows(policy, "role/ci", "DELETE", name, {})
     assert {name.rpartition(".")[2] for name in names} >= {"json", "zst"}
+
+
+def objects_of_a_remote():
+    """The names of objects below the prefix of the page, each with its size and whether it is a bundle."""
+    machine = "cpu-x86_64-torch2.13.0-linux_x86_64"
+    return [
+        (f"mypkg/{layout.ROOT}", len(layout.ROOT_CONTENT), False),
+        (f"mypkg/{layout.index_of(machine)}", 100, False),
+        (f"mypkg/{layout.index_of(machine)}", layout.LARGEST_INDEX, False),
+        *((f"mypkg/{layout.bundle_of(machine, '0' * 64 + end)}", layout.LARGEST_INDEX + 1, True) for end in (".tar", ".tar.zst")),
+    ]  # fmt: skip
+
+
+def test_the_lifecycle_rules_of_buckets_meet_bundles_alone():
+    (of_s3,) = json.loads(block("json", "ObjectSizeGreaterThan"))["Rules"]
+    found = of_s3["Filter"]["And"]
+    assert (of_s3["Status"], of_s3["Expiration"]) == ("Enabled", {"Days": 90})
+    (of_gcs,) = json.loads(block("json", "matchesSuffix"))["rule"]
+    where = of_gcs["condition"]
+    assert (of_gcs["action"], where["age"]) == ({"type": "Delete"}, 90)
+    for name, size, is_bundle in objects_of_a_remote():
+        by_s3 = name.startswith(found["Prefix"]) and size > found["ObjectSizeGreaterThan"]
+        by_gcs = name.startswith(tuple(where["matchesPrefix"])) and name.endswith(tuple(where["matchesSuffix"]))  # fmt: skip
+        assert by_s3 == by_gcs == is_bundle, name
+
+
+def test_the_line_for_a_directory_deletes_old_bundles_alone(tmp_path):
+    for number, (name, _, _) in enumerate(objects_of_a_remote()):
+        path = tmp_path / name.removeprefix("mypkg/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if number < 4:
+            os.utime(path, (1, 1))
+    line = block("sh", "-delete").replace("/srv/kernels", str(tmp_path))
+    subprocess.run(["/bin/sh", "-ec", line], check=True)
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {layout.ROOT, "index.json", f"{'0' * 64}.tar.zst"}
 
 
 @pytest.mark.conformance

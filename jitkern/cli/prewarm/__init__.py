@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )  # fmt: skip
     parser.add_argument(
         "--executor", metavar="MODULE:FACTORY",
-        help="build in the workers of the concurrent.futures.Executor that this function returns",
+        help="build in the workers of the executor that this function returns",
     )  # fmt: skip
     parser.add_argument(
         "--parts",

@@ -87,7 +87,7 @@ def run_pull(args: argparse.Namespace) -> int:
             opened(new=True), store, machines_of(args.target), keys, packages=args.packages,
             tell=_teller(args),
         )  # fmt: skip
-    for line in done.failed:
+    for line in (*done.failed, *(f"{name} is gone, and left out" for name in done.gone)):
         say(line)
     print(
         f"{counted(done.new, 'entry')} added from {counted(done.bundles, 'object')}, "

@@ -68,11 +68,6 @@ class DirectoryStore:
             found = self.get(name, limit=sys.maxsize)
             return bool(found and found.tag == tag and self._write(name, data, os.replace))
 
-    def delete(self, name: str) -> None:
-        """Delete an object, if there is one."""
-        with _told(name), contextlib.suppress(FileNotFoundError):
-            (self.root / name).unlink()
-
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`, sorted."""
         with _told(prefix):

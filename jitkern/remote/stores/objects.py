@@ -112,11 +112,6 @@ class ObjectStore:
         except FileNotFoundError:
             return False  # the object was deleted
 
-    def delete(self, name: str) -> None:
-        """Delete an object, if there is one."""
-        with self._told(name), contextlib.suppress(FileNotFoundError):
-            self._obs.delete(self._store, name)
-
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`."""
         folder = prefix.rpartition("/")[0]  # obstore compares whole parts of names
