@@ -32,7 +32,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout, trust
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.opening import opened
-from jitkern.remote.patience import Breaker, CircuitOpen, Deadline, run_with_timeout
+from jitkern.remote.patience import Cooldown, Deadline, InCooldown, run_with_timeout
 from jitkern.remote.store import (
     Object,
     Readable,
@@ -113,11 +113,11 @@ class _Read(NamedTuple):
 
 
 class Remote:
-    """Per-process state of a remote: indexes, failures, circuit breaker."""
+    """Per-process state of a remote: indexes, failures, and the cooldown after one."""
 
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)
-        self.breaker = Breaker(self.url)
+        self.cooldown = Cooldown(self.url)
         self.taken = 0  # bytes
         self._given = url
         self._timeout = settings.remote_timeout
@@ -144,8 +144,8 @@ class Remote:
         if why and time.monotonic() - at < FRESH:
             return why
         try:
-            why = self._fetch(miss, Deadline(self.breaker, budget))
-        except CircuitOpen as e:
+            why = self._fetch(miss, Deadline(self.cooldown, budget))
+        except InCooldown as e:
             return f"it is not asked: {e}"
         except CacheError:
             raise
@@ -153,7 +153,7 @@ class Remote:
             self._warn(str(e))
             return f"it cannot be used: {str(e).partition(': ')[0]}"
         except Unavailable as e:
-            if not (isinstance(e, TooLarge) or self.breaker.open()):  # which were told of
+            if not (isinstance(e, TooLarge) or self.cooldown.left()):  # which were told of
                 self._warn(f"the remote {self.url} failed: {e}", "unavailable")
             why = str(e)
         if why:
@@ -164,11 +164,11 @@ class Remote:
 
     def place_of(self, cache: Cache, key: Key) -> str:
         """Return in words where the remote has an entry. Raises nothing."""
-        deadline = Deadline(self.breaker, self._timeout)
+        deadline = Deadline(self.cooldown, self._timeout)
         try:
             trust.keys_for(self._given, config.current(), cache.root)
             read = self._index(layout.machine_of(key.target), deadline)
-        except CircuitOpen as e:
+        except InCooldown as e:
             return f"not asked: {e}"
         except (JitkernError, Unavailable) as e:
             return str(e)

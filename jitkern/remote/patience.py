@@ -1,4 +1,4 @@
-"""How long and how often a remote is asked: deadlines, attempts, and a circuit breaker.
+"""How long and how often a remote is asked: deadlines, attempts, and a cooldown after a failure.
 
 A remote may cost a miss at most its budget. Whatever hangs (a name service, a library, a server) is
 left alone in a daemon thread, and Ctrl-C ends the wait at once. A command asks more patiently than
@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from jitkern import config
 from jitkern.remote.store import AccessDenied, Forked, Throttled, TooLarge, Unavailable, Unchanged
 
-FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
-REST = 60.0  # seconds
-TRIES = 2  # requests for one object that may fail
+COOLDOWN = 60.0  # seconds for which a remote that failed is not asked
+TRIES = 2  # requests for one object; if the last one fails, the remote has failed
 RETRIES = 4  # of a command
 LONGEST_PAUSE = 2.0  # seconds between two requests to a remote that is busy
 _WAIT = 0.5  # seconds; CPython misses an interrupt that comes just before a wait, until it ends
@@ -30,8 +29,8 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class CircuitOpen(Unavailable):
-    """The remote is not asked, because it failed or refused this client a moment ago."""
+class InCooldown(Unavailable):
+    """The remote is not asked, because it failed a moment ago."""
 
 
 def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
@@ -76,55 +75,33 @@ def pause(first: float, attempt: int) -> float:
     return random.random() * longest  # noqa: S311
 
 
-class Breaker:
-    """The circuit breaker of a remote, in this process.
-
-    It opens for REST seconds after FAILURES in a row; then one request tries. A remote that has
-    never answered this process gets TRIES requests, so that a dead one costs little.
-    """
+class Cooldown:
+    """The minute for which this process asks a remote nothing, because it failed."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._failures = 0  # in a row
-        self._most = TRIES
-        self._until = 0.0  # when it closes, by the monotonic clock
-        self._refused = ""
+        self._until = 0.0  # by the monotonic clock
+        self._why = ""
 
-    def open(self) -> str:
+    def left(self) -> str:
         """Return why the remote is not asked now, or ""."""
-        left = self._until - time.monotonic()
-        if self._refused or left <= 0:
-            return self._refused
-        return f"circuit breaker open for {left:.0f} s more ({self._failures} consecutive failures)"
+        seconds = self._until - time.monotonic()
+        return f"off for {seconds:.0f} s more, since it failed: {self._why}" if seconds > 0 else ""
 
-    def succeed(self) -> None:
-        """Note an answer, whatever it says."""
-        self._failures, self._most, self._until = 0, FAILURES, 0.0
-
-    def fail(self, why: str) -> None:
-        """Note a failure; warn if the breaker opens."""
-        self._failures += 1
-        if self._failures >= self._most:
-            self._until = time.monotonic() + REST
-            _log.warning(
-                "the remote %s failed; circuit breaker open for %g s: %s", self.url, REST, why
-            )
-
-    def refuse(self, why: str) -> None:
-        """Stay open for the life of this process; warn once."""
-        if not self._refused:
-            self._refused = f"it refused this client: {why}"
-            _log.warning(
-                "the remote %s refuses this client (%s) and is not asked again in this process: "
-                "check its credentials, and `remote_token_file` of the settings", self.url, why,
-            )  # fmt: skip
+    def begin(self, e: Unavailable) -> None:
+        """Ask the remote nothing for COOLDOWN seconds, and warn."""
+        self._until, self._why = time.monotonic() + COOLDOWN, str(e)
+        _log.warning(
+            "the remote %s is off for %g s, since it failed: %s: %s; %s",
+            self.url, COOLDOWN, e.meaning, e, e.remedy,
+        )  # fmt: skip
 
 
 class Deadline:
     """The patience for one miss: at most `budget` seconds, all requests and pauses together."""
 
-    def __init__(self, breaker: Breaker, budget: float) -> None:
-        self._breaker = breaker
+    def __init__(self, cooldown: Cooldown, budget: float) -> None:
+        self._cooldown = cooldown
         self._started = time.monotonic()
         self.budget = budget
 
@@ -140,43 +117,40 @@ class Deadline:
     def ask(self, request: Callable[[], _T], timeout: float = math.inf) -> _T:
         """Return what `request` returns, waiting at most `timeout` seconds for each try.
 
-        A busy remote is asked again while the budget lasts; a failure is tried again once. Raises
-        Unavailable, and Unchanged as the request does.
+        A busy remote is asked again while the budget lasts. A failure is tried again once, unless
+        the client is refused; then the cooldown begins. Raises Unavailable, and Unchanged as the
+        request does.
         """
-        failures = busy = 0
+        tries = busy = 0
         while True:
             wait = self._allowed(timeout)
             try:
-                answer = run_with_timeout(wait, request)
+                return run_with_timeout(wait, request)
             except Throttled as e:
                 seconds = pause(0.1, busy)
                 busy += 1
                 if seconds >= self.left:
                     raise Throttled(f"busy for {self.budget:.3g} s ({e})") from e
                 time.sleep(seconds)
+            except (Forked, TooLarge, Unchanged):
+                raise
             except AccessDenied as e:
-                self._breaker.refuse(str(e))
-                raise
-            except (Forked, TooLarge):
-                raise
-            except Unchanged:
-                self._breaker.succeed()
+                self._cooldown.begin(e)
                 raise
             except Exception as e:  # a library may raise what its documentation does not name
-                failures += 1
-                why = str(e) if isinstance(e, Unavailable) else f"{type(e).__name__}: {e!s:.160}"
+                tries += 1
+                if tries < TRIES and self.left:
+                    continue
+                text = str(e) if isinstance(e, Unavailable) else f"{type(e).__name__}: {e!s:.160}"
+                failure = Unavailable(text)
                 if wait >= min(timeout, _SHORTEST):
-                    self._breaker.fail(why)
-                if failures >= TRIES or self._breaker.open() or not self.left:
-                    raise Unavailable(why) from e
-            else:
-                self._breaker.succeed()
-                return answer
+                    self._cooldown.begin(failure)
+                raise failure from e
 
     def _allowed(self, timeout: float) -> float:
         """Return the seconds that a try may take. Raises Unavailable if there is to be none."""
-        if why := self._breaker.open():
-            raise CircuitOpen(why)
+        if why := self._cooldown.left():
+            raise InCooldown(why)
         if self.left <= 0:
             raise Unavailable(f"the budget of {self.budget:.3g} s is used up")
         return min(timeout, self.left)

@@ -131,7 +131,7 @@ def public(key):
 
 @pytest.fixture(autouse=True)
 def fresh_remotes(monkeypatch, tmp_path):
-    """A process that has asked no remote yet, without proxies, and with breakers of its own.
+    """A process that has asked no remote yet, without proxies, and that no remote has failed.
 
     No deadline of a request or of a miss comes, unless a test sets it: this machine may be busy.
     """

@@ -152,7 +152,7 @@ def test_a_store_that_is_unusable_after_a_fork_costs_no_wait(tmp_path):
         "child = os.fork()\n"
         "if not child:\n"
         "    said = [miss(n) for n in range(2, 12)]\n"
-        "    print(json.dumps([said, len(asked), remote.breaker.open()]), flush=True)\n"
+        "    print(json.dumps([said, len(asked), remote.cooldown.left()]), flush=True)\n"
         "    os._exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
@@ -199,4 +199,4 @@ def test_a_process_asks_a_store_that_is_down_for_one_miss_alone(tmp_path):
         "print(json.dumps([jitkern.stats()['compiles'], len(asked)]))\n"
     )
     found, stderr = machine.run(code)
-    assert found == [3, 2] and "circuit breaker open for 60 s" in stderr
+    assert found == [3, 2] and "is off for 60 s" in stderr

@@ -102,4 +102,4 @@ def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monke
     with config.using(remote=dead, trusted_remotes=dead):
         for _ in range(2):
             _, out, _ = cli("explain", "softmax", "--json")
-    assert "not asked: circuit breaker open" in out
+    assert "not asked: off for" in out
