@@ -34,8 +34,8 @@ class KernelMetadata(NamedTuple):
 class LaunchedKernel:
     """A compiled kernel as Triton's launches return it: `kernel[grid](*arguments)` launches again.
 
-    As with Triton's, the arguments are those of all parameters, by position, and what is passed for
-    a constexpr does not count.
+    As with Triton's, the arguments are those of all parameters, by position. What is passed for a
+    constexpr does not count, and constexprs at the end may be left out.
 
     start: launches what it is given, on `device`. call: the launch that has compiled it.
     choice: the number of its configuration, if it was chosen by `@triton.autotune`.
@@ -68,7 +68,8 @@ class LaunchedKernel:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: Any, /, *args: Any, stream: int | None = None) -> None:
-        if len(args) != len(self._names):
+        least = max(self._passed, default=-1) + 1
+        if not least <= len(args) <= len(self._names):
             raise LaunchError(
                 f"{self._what} is launched again with {len(args)} arguments: pass all of "
                 f"({', '.join(self._names)}) by position, constexprs too"

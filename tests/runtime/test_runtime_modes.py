@@ -47,7 +47,7 @@ def test_a_tensor_made_in_inference_mode_is_taken_outside(scale, square):
             specializer.settle()
 
 
-def test_an_inplace_op_changes_an_inference_tensor_in_its_mode_alone(inc):
+def test_an_inplace_op_changes_inference_tensors_in_their_mode(inc):
     """As ATen's own do; but they raise once the tensor is changed."""
     with torch.inference_mode():
         x = torch.zeros(3)
