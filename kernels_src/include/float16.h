@@ -4,6 +4,14 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef JITKERN_TORCH  // the version to convert like: 2013 for Torch 2.13
+#ifdef TORCH_VERSION_MAJOR
+#define JITKERN_TORCH (1000 * TORCH_VERSION_MAJOR + TORCH_VERSION_MINOR)
+#else
+#define JITKERN_TORCH 2013
+#endif
+#endif
+
 struct bfloat16 {
   uint16_t bits;
   bfloat16() = default;
@@ -54,7 +62,8 @@ struct float16 {
   }
 };
 
-struct float8_e4m3fn {  // no infinity: what is larger than 464 is NaN
+struct float8_e4m3fn {  // no infinity: what is larger than 464 is the largest, 448, and before Torch 2.13 NaN
+  static constexpr uint32_t too_large = JITKERN_TORCH < 2013 ? 0x7f : 0x7e;
   uint8_t bits;
   float8_e4m3fn() = default;
   float8_e4m3fn(float value) {
@@ -68,9 +77,10 @@ struct float8_e4m3fn {  // no infinity: what is larger than 464 is NaN
     uint32_t small;
     std::memcpy(&small, &magnitude, 4);
     const uint32_t normal = (u - 0x3c000000 + 0x7ffff + (u >> 20 & 1)) >> 20;
-    const uint32_t is_small = -uint32_t(u < 0x3c800000), is_large = -uint32_t(u >= 0x43f00000);
+    const uint32_t is_small = -uint32_t(u < 0x3c800000), is_large = -uint32_t(u > 0x43e80000);
     const uint32_t finite = ((small - 0x46800000) & is_small) | (normal & ~is_small);
-    bits = uint8_t(sign | (finite & ~is_large) | (0x7f & is_large));
+    const uint32_t large = u > 0x7f800000 ? 0x7f : too_large;
+    bits = uint8_t(sign | (finite & ~is_large) | (large & is_large));
   }
   operator float() const {
     const uint32_t magnitude = bits & 0x7f;
@@ -80,7 +90,7 @@ struct float8_e4m3fn {  // no infinity: what is larger than 464 is NaN
     const uint32_t normal = (magnitude << 20) + 0x3c000000;
     const uint32_t is_small = -uint32_t(magnitude < 8), is_nan = -uint32_t(magnitude == 0x7f);
     const uint32_t finite = (small & is_small) | (normal & ~is_small);
-    const uint32_t u = uint32_t(bits & 0x80) << 24 | (finite & ~is_nan) | (0x7fc00000 & is_nan);
+    const uint32_t u = uint32_t(bits & 0x80) << 24 | finite | (0x7f800000 & is_nan);
     std::memcpy(&value, &u, 4);
     return value;
   }

@@ -97,7 +97,8 @@ class _Unit:
         """
         head = f"{functions.TYPES}\n{cpp_text.line_directive(self._source)}"
         cpp_text.write(self.path, f"{head}{self.text}{probe}")
-        options = _options(self._variant.source, macros, self.path)
+        number = f"-DJITKERN_TORCH={_number_of(self._target.torch)}"
+        options = [*_options(self._variant.source, macros, self.path), number]
         done = self._run([*self._command, *options, "-c", self.path.name, "-o", "out.o"])
         undefined = ["-Wl,-z,defs"] if self._variant.source.others else []
         listed = [*undefined, dependencies.LINKERS_LIST, "-o", "out.so"]
@@ -128,6 +129,12 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
         *(f"-I{root}" for root in source.searched),
         f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
     ]  # fmt: skip
+
+
+def _number_of(torch: str) -> int:
+    """Return a version of Torch as the number for `float16.h`, e.g. 2013 for 2.13.0."""
+    major, minor = map(int, re.findall(r"\d+", torch)[:2])
+    return 1000 * major + minor
 
 
 def _parted(flags: Iterable[str]) -> tuple[list[str], list[str]]:
