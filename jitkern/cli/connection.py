@@ -13,7 +13,7 @@ from jitkern.config import values
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote import layout
 from jitkern.remote.patience import retry
-from jitkern.remote.store import Readable, Service, Store, Unavailable
+from jitkern.remote.store import Readable, Store, Unavailable
 from jitkern.target import Target
 
 UNSIGNED = (
@@ -62,18 +62,6 @@ def connected(url: str) -> Iterator[Readable]:
         store = remote.opening.opened(url)
     with telling(store):
         yield store
-
-
-def check_filled(store: Readable) -> None:
-    """Raise JitkernError for a store where nothing was pushed, and Unavailable for none."""
-    builds = isinstance(store, Service) and store.builds
-    if retry(store.get, layout.ROOT, limit=1 << 16) is None and not builds:
-        if isinstance(store, Store):  # a missing bucket answers as a missing object does
-            retry(lambda: next(iter(store.list("")), None))
-        raise JitkernError(
-            f"{store.url} has no {layout.ROOT}, so nothing was pushed there yet: check bucket and "
-            "path of the URL; `jitkern remote push` fills it"
-        )
 
 
 def writable(store: Readable) -> Store:

@@ -1,22 +1,34 @@
-"""Carry entries to a remote, and from a remote."""
+"""Fill a remote with kernels, take kernels from it, and list what it holds.
+
+A remote is a bucket, a directory or a web server, named by a URL: by default the first of the
+setting `remote`. Credentials and endpoints of buckets come from AWS_*, GOOGLE_* and AZURE_*.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from jitkern import cache_tools, config, remote
-from jitkern.cache_tools.check import counted, human_bytes
+from jitkern.cache_tools.check import counted, human_age, human_bytes
 from jitkern.cli.connection import connected, machines_of, url_of, writable
 from jitkern.cli.filters import add_filters, named, opened, wanted
-from jitkern.cli.output import print_json, say
+from jitkern.cli.output import print_json, print_table, say
 from jitkern.cli.parser import UsageError, at_least_one, take_key, take_targets
 from jitkern.config import values
+from jitkern.errors import JitkernError
+from jitkern.remote import layout
+from jitkern.remote.index import read_index
+from jitkern.remote.patience import retry
 from jitkern.remote.publish import KEEP, Pushed
+from jitkern.remote.store import Store
+
+_SHORT = 12  # digits of a bundle's name
 
 
-def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
-    """Add the commands `push` and `pull`."""
+def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     text = "sign entries and upload them, as one bundle for each package and machine"
     push = commands.add_parser("push", help=text, description=text, parents=[shared])
     add_filters(push)
@@ -45,6 +57,12 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         help="of the remote (default: the first of JITKERN_REMOTE)",
     )  # fmt: skip
     pull.set_defaults(run=run_pull)
+    text = "list the bundles in the indexes (of a web server, only those for this machine)"
+    listing = commands.add_parser("ls", help=text, description=text, parents=[shared])
+    listing.add_argument(
+        "url", nargs="?", metavar="URL", help="default: the first of JITKERN_REMOTE"
+    )
+    listing.set_defaults(run=run_ls)
 
 
 def run_push(args: argparse.Namespace) -> int:
@@ -100,6 +118,45 @@ def run_pull(args: argparse.Namespace) -> int:
     if args.json:
         print_json(url=store.url, **done._asdict(), signed=bool(keys))
     return 1 if done.failed or nothing else 0
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    with connected(url_of(args.url)) as store:
+        listed = retry(lambda: [*store.list("")]) if isinstance(store, Store) else []
+        objects = {found.name: found for found in listed}
+        machines = layout.machines_in(objects) if objects else machines_of([])
+        indexes = {machine: read_index(store, machine)[0] for machine in machines}
+        if not any(indexes.values()) and retry(store.get, layout.ROOT, limit=1 << 16) is None:
+            raise JitkernError(
+                f"{store.url} has no {layout.ROOT}, so nothing was pushed there yet: check bucket "
+                "and path of the URL; `jitkern remote push` fills it"
+            )
+    rows, now = [], time.time()
+    for machine, index in indexes.items():
+        for bundle in index.bundles if index else ():
+            found = objects.get(layout.bundle_of(machine, bundle.file))
+            age = None if found is None else now - found.modified
+            rows.append({"machine": machine, **bundle._asdict(), "age_s": age})
+    if args.json:
+        print_json(url=store.url, bundles=rows)
+        return 0
+    whole = args.level > 0
+    print_table(
+        ("machine", "package", "version", "entries", "size", "age", "bundle"),
+        [
+            (
+                row["machine"], row["package"], row["version"], len(row["entries"]),
+                human_bytes(row["bytes"]), "" if row["age_s"] is None else human_age(row["age_s"]),
+                row["file"] if whole else row["file"][:_SHORT],
+            )
+            for row in rows
+        ],
+        whole=whole,
+    )  # fmt: skip
+    if args.level >= 0:
+        size = human_bytes(sum(row["bytes"] for row in rows))
+        print(f"{counted(len(rows), 'bundle')}, {size}, in {store.url}", file=sys.stderr)
+    return 0
 
 
 def _teller(args: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202
