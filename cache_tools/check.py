@@ -1,11 +1,16 @@
-"""The result of one check of a machine for `jitkern doctor`."""
+"""A check of a machine for `jitkern doctor`, its result, and figures in words."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+from jitkern.errors import JitkernError
+from jitkern.named_tuple import NamedTuple
 
 ELSEWHERE = "point JITKERN_CACHE_DIR at a directory of your own"
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
@@ -26,19 +31,55 @@ class Check:
     remedy: str = ""
 
 
-def fine(value: str) -> Check:
-    """Return a check that passed."""
-    return Check("", ok=True, value=value)
+class Problem(Exception):
+    """What is wrong with a thing.
+
+    remedy: "" for that of the row. ok: whether the thing works all the same.
+    """
+
+    def __init__(self, value: str, remedy: str = "", *, ok: bool = False) -> None:
+        super().__init__(value)
+        self.remedy = remedy
+        self.ok = ok
 
 
-def warning(value: str, remedy: str) -> Check:
-    """Return a check of a thing that works, and could work better with the remedy."""
-    return Check("", ok=True, value=value, remedy=remedy)
+class Look(NamedTuple):
+    """A row of the table of checks.
+
+    ask: the state of the thing, or what returns it, or "" for a missing one, and raises Problem.
+    remedy: of each problem that names none; "" if the messages of errors have it. use: what alone
+    needs the thing, as in `for signatures`; "" if everybody needs it.
+    """
+
+    name: str
+    ask: str | Callable[[], str]
+    remedy: str = ""
+    use: str = ""
+    origin: str = ""
+
+    def check(self) -> Check:
+        """Return the outcome. Raises nothing: on a broken machine any check may fail."""
+        ok, remedy = False, self.remedy
+        try:
+            value = self.ask if isinstance(self.ask, str) else self.ask() or refuse("missing")
+            ok, remedy = True, ""
+        except Problem as e:
+            value, ok, remedy = str(e), e.ok, e.remedy or remedy
+        except ModuleNotFoundError:
+            value = "missing"
+        except JitkernError as e:
+            value, _, rest = str(e).partition(": ")
+            remedy = remedy or rest
+        except Exception as e:  # noqa: BLE001  whatever a broken machine raises
+            value, remedy = f"cannot be examined: {e}", remedy or "report this line"
+        if not ok and self.use:
+            value, ok, remedy = f"{value}: needed only {self.use}: {remedy}", True, ""
+        return Check(self.name, ok, value, self.origin, remedy)
 
 
-def failure(value: str, remedy: str) -> Check:
-    """Return a check that failed."""
-    return Check("", ok=False, value=value, remedy=remedy)
+def refuse(value: str) -> NoReturn:
+    """Raise Problem, as the `ask` of a row that is known to be one."""
+    raise Problem(value)
 
 
 def existing(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Checks of a cache: one check for each thing that a cache needs of the machine.
+"""Checks of a cache: one row for each thing that a cache needs of the machine.
 
 The checks repair nothing and leave no files; they do not make a missing cache.
 """
@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import mmap
 import os
-import re
 import stat
-import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from jitkern.cache import VERSION, eviction, lock
 from jitkern.cache.manifest import LOG, NAME
 from jitkern.cache.root import STALE_STAGING
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.check import (
-    ELSEWHERE,
-    Check,
-    counted,
-    existing,
-    failure,
-    fine,
-    human_bytes,
-    warning,
-)
+from jitkern.cache_tools.check import ELSEWHERE, Look, Problem, counted, existing, human_bytes
 from jitkern.config import Config
 from jitkern.files import trust
 
-MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
     "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
@@ -45,272 +33,213 @@ LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs",))  # the root of a container with
 LEAST_FREE = 1 << 30  # bytes
 LEAST_INODES = 1000
 SLOW_SYNC = 0.1  # seconds
-PRUNE = "jitkern cache prune, or point JITKERN_CACHE_DIR at a larger disk"
 
 
-def health(settings: Config) -> list[Check]:
-    """Check the user root, its file system and locks, and the layers.
-
-    Raises nothing: an exception becomes a failed check with its reason.
-    """
-    checks = [_run(name, "", check, settings) for name, check in LOOKS.items()]
-    checks[0] = replace(checks[0], origin=settings.cache_dir_origin)
-    origin = settings.origins.get("system_cache", "")
-    layers = [(root, origin) for root in settings.system_cache]
+def table(now: Config) -> list[Look]:
+    """Return the checks of the user root, its file system and locks, and the layers."""
+    prune = "jitkern cache prune, or point JITKERN_CACHE_DIR at a larger disk"
+    layer = "fix its owner and mode, or name it under `trusted` in a settings file"
+    read_only = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
+    local = "point JITKERN_CACHE_DIR at a local disk"
+    locks = "point XDG_RUNTIME_DIR or TMPDIR at a local directory that only you can write"
+    executable = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
+    to_read = f"{local}, and JITKERN_SYSTEM_CACHE={now.cache_dir} to read this cache"
+    bad = now.cache_dir / VERSION / "bad"
+    origin = now.origins.get("system_cache", "")
+    layers = [(root, origin) for root in now.system_cache]
     with contextlib.suppress(OSError):
         layers += [(root, "installed") for root in trust.installed_layers()]
-    return checks + [_run("layer", origin, _layer, settings, root) for root, origin in layers]
+    return [
+        Look("cache", partial(_root, now), ELSEWHERE, origin=now.cache_dir_origin),
+        Look("cache owners", partial(_owners, now), ELSEWHERE),
+        Look("cache writable", partial(_writable, now), read_only),
+        Look("cache executable", partial(_executable, now), executable),
+        Look("cache file system", partial(_kind, now), to_read),
+        Look("cache locks", partial(_locks, now), locks),
+        Look("cache sync", partial(_sync, now), f"{local}, or set JITKERN_FSYNC=0"),
+        Look("cache space", partial(_space, now), prune),
+        Look("cache size", partial(_size, now), prune),
+        Look("cache leftovers", partial(_leftovers, now), f"look into {bad}, and delete it"),
+        *(Look("layer", partial(_layer, now, root), layer, origin=at) for root, at in layers),
+    ]  # fmt: skip
 
 
-def _run(name: str, origin: str, check: Callable[..., Check], *arguments: object) -> Check:
-    try:
-        result = check(*arguments)
-    except Exception as e:  # noqa: BLE001  on a broken machine any check may fail
-        result = failure(f"cannot be examined: {e}", ELSEWHERE)
-    return replace(result, name=name, origin=origin)
-
-
-def _root(settings: Config) -> Check:
-    root = settings.cache_dir
+def _root(now: Config) -> str:
+    root = now.cache_dir
     nearest = existing(root)
     if not nearest.is_dir():
-        return failure(f"{nearest} is not a directory", f"remove it, or {ELSEWHERE}")
-    reason = trust.why_untrusted_root(root, settings.trusted)
-    if reason:
-        mode_alone = reason.startswith(f"{root} is writable")
-        return failure(reason, f"chmod 700 {root}" if mode_alone else ELSEWHERE)
-    return fine(str(root) if nearest == root else f"{root}, which does not exist yet")
+        raise Problem(f"{nearest} is not a directory", f"remove it, or {ELSEWHERE}")
+    if reason := trust.why_untrusted_root(root, now.trusted):
+        by_mode = reason.startswith(f"{root} is writable")
+        raise Problem(reason, f"chmod 700 {root}" if by_mode else "")
+    return str(root) if nearest == root else f"{root}, which does not exist yet"
 
 
-def _owners(settings: Config) -> Check:
-    root = settings.cache_dir
-    if root in settings.trusted:
-        return fine("not checked: the settings trust this root")
+def _owners(now: Config) -> str:
+    if now.cache_dir in now.trusted:
+        return "not checked: the settings trust this root"
     by_group, others = [], []
-    for parent in (p for p in root.resolve().parents if p.exists()):
+    for parent in (p for p in now.cache_dir.resolve().parents if p.exists()):
         status = parent.stat()
         open_to = status.st_mode if not status.st_mode & stat.S_ISVTX else 0
         if open_to & stat.S_IWOTH:
             value = f"{parent} is writable by every user, who could put another cache there"
-            return failure(value, f"chmod o-w {parent}, or {ELSEWHERE}")
+            raise Problem(value, f"chmod o-w {parent}, or {ELSEWHERE}")
         if open_to & stat.S_IWGRP:
             by_group.append(str(parent))
         if status.st_uid not in (0, os.geteuid()):
             others.append(f"{parent} belongs to user {status.st_uid}")
     if others:
-        return warning(f"{', '.join(others)}, who could put another cache there", ELSEWHERE)
+        raise Problem(f"{', '.join(others)}, who could put another cache there", ok=True)
     if by_group:
         value = f"{', '.join(by_group)}: its group could put another cache there"
-        return warning(value, f"chmod g-w {' '.join(by_group)}")
-    return fine("nobody else could put another cache there")
-
-
-def file_system(path: Path, mountinfo: str) -> str:
-    """Return the kind of file system of an absolute path, by the text of /proc/self/mountinfo."""
-    longest, kind = 0, "unknown"
-    for line in mountinfo.split("\n"):
-        mount, _, source = line.partition(" - ")
-        fields = mount.split(" ")
-        if len(fields) < 5 or not source:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
-        if len(point) >= longest and path.is_relative_to(point):  # a later mount hides an earlier
-            longest, kind = len(point), source.split(" ")[0]
-    return kind
+        raise Problem(value, f"chmod g-w {' '.join(by_group)}", ok=True)
+    return "nobody else could put another cache there"
 
 
 @contextlib.contextmanager
-def _probe(settings: Config) -> Iterator[Path]:
-    """Yield a new directory in the cache, and remove it afterwards.
+def _probe(now: Config) -> Iterator[Path]:
+    """Yield a new file of 64 KiB in a new directory of the cache, and remove both afterwards.
 
     Raises OSError, whose strerror says why, where no cache exists that may be written.
     """
-    root = settings.cache_dir
+    root = now.cache_dir
     if not root.is_dir():
         raise OSError(errno.ENOENT, "the cache does not exist yet")
-    if trust.why_untrusted_root(root, settings.trusted):
+    if trust.why_untrusted_root(root, now.trusted):
         raise OSError(errno.EPERM, "the cache is not trusted, so nothing was tried in it")
     place = next(p for p in (root / VERSION / "tmp", root / VERSION, root) if p.is_dir())
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
-        yield Path(folder)
+        (Path(folder) / "probe").write_bytes(bytes(64 << 10))
+        yield Path(folder) / "probe"
 
 
-def _writable(settings: Config) -> Check:
+def _writable(now: Config) -> str:
     """Check that entries can be published."""
-    root = settings.cache_dir
-    nearest = existing(root)
-    remedy = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
-    if nearest != root:
+    nearest = existing(now.cache_dir)
+    if nearest != now.cache_dir:
         if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-            return fine(f"the cache can be made in {nearest}")
-        return failure(f"the cache cannot be made in {nearest}", remedy)
+            return f"the cache can be made in {nearest}"
+        raise Problem(f"the cache cannot be made in {nearest}")
     try:
-        with _probe(settings) as folder:
-            with (folder / "probe").open("wb") as file:
-                file.write(b"probe")
-                file.flush()
-                os.fsync(file.fileno())
-            (folder / "probe").rename(folder / "renamed")
+        with _probe(now) as file:
+            file.rename(file.with_name("renamed"))
     except OSError as e:
-        return failure(f"{root} cannot be written: {e.strerror}", remedy)
-    return fine("a file was written, synced and renamed in the cache")
+        raise Problem(f"{now.cache_dir} cannot be written: {e.strerror}") from e
+    return "a file was written and renamed in the cache"
 
 
-def _executable(settings: Config) -> Check:
+def _executable(now: Config) -> str:
     """Check that code can be loaded from the cache, which a noexec mount prevents."""
     try:
-        with _probe(settings) as folder, (folder / "probe").open("w+b") as file:
-            file.write(bytes(mmap.PAGESIZE))
-            file.flush()
+        with _probe(now) as path, path.open("r+b") as file:
             code = mmap.PROT_READ | mmap.PROT_EXEC
-            try:
+            with contextlib.suppress(PermissionError):
                 mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=code).close()
-                reason = ""
-            except OSError as e:
-                reason = f"{e.strerror}, as on a noexec mount"
+                return "code can be loaded from the cache"
     except OSError:  # no probe is possible: read the flags of the mount
-        flags = os.statvfs(existing(settings.cache_dir)).f_flag
-        reason = "it is mounted noexec" if flags & os.ST_NOEXEC else ""
-    if reason:
-        remedy = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
-        return failure(f"no kernel can be loaded from the cache: {reason}", remedy)
-    return fine("code can be loaded from the cache")
+        if not os.statvfs(existing(now.cache_dir)).f_flag & os.ST_NOEXEC:
+            return "code can be loaded from its file system"
+    raise Problem("no kernel can be loaded from the cache, as on a noexec mount")
 
 
-def _kind(settings: Config) -> Check:
-    """Check that the file system is a local one."""
+def _kind(now: Config) -> str:
+    """Check that the file system is a local one, as `df` of the coreutils names it."""
+    command = ["df", "--output=fstype", str(existing(now.cache_dir))]
     try:
-        mountinfo = MOUNTS.read_text(errors="surrogateescape")
-    except OSError as e:
-        return fine(f"unknown: {e}")
-    kind = file_system(existing(settings.cache_dir).resolve(), mountinfo)
+        kind = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[
+            -1
+        ]
+    except (OSError, subprocess.CalledProcessError) as e:
+        return f"unknown: {e}"
     if kind in NETWORK or (kind.startswith("fuse.") and kind not in LOCAL_FUSE):
         value = f"{kind}, a network file system: locks are node-local, and reads may be stale"
-        layer = f"JITKERN_SYSTEM_CACHE={settings.cache_dir}"
-        return warning(value, f"JITKERN_CACHE_DIR on a local disk, and {layer} to read this cache")
-    return fine(kind)
+        raise Problem(value, ok=True)
+    return kind
 
 
-def _sync_time(settings: Config) -> Check:
+def _sync(now: Config) -> str:
     """Check how long a sync of a file takes."""
-    note = "" if settings.fsync else "; jitkern does not sync, since JITKERN_FSYNC is 0"
+    note = "" if now.fsync else "; jitkern does not sync, since JITKERN_FSYNC is 0"
     try:
-        with _probe(settings) as folder:
-            seconds = _seconds_to_sync(folder / "probe")
-    except OSError as e:
-        return fine(f"not measured: {e.strerror}{note}")
-    value = f"{seconds * 1e3:.1f} ms for 64 KiB{note}"
-    if seconds > SLOW_SYNC and settings.fsync:
-        return warning(value, "JITKERN_CACHE_DIR on a local disk, or JITKERN_FSYNC=0")
-    return fine(value)
-
-
-def _seconds_to_sync(path: Path) -> float:
-    """Return the median of five measured times, or of as many as fit into a second."""
-    times: list[float] = []
-    with path.open("wb", buffering=0) as file:
-        while len(times) < 5 and sum(times) < 1:
-            file.write(bytes(64 << 10))
-            start = time.perf_counter()
+        with _probe(now) as path, path.open("r+b") as file:
+            began = time.perf_counter()
             os.fsync(file.fileno())
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _space(settings: Config) -> Check:
-    """Check that the disk has room for the cache."""
-    status = os.statvfs(existing(settings.cache_dir))
-    free = status.f_bavail * status.f_frsize
-    counted = status.f_files > 0  # btrfs, for example, does not count inodes
-    value = f"{human_bytes(free)} free" + (f", {status.f_favail} inodes" if counted else "")
-    if free < LEAST_FREE or (counted and status.f_favail < LEAST_INODES):
-        return failure(f"{value}: too little to build in", PRUNE)
-    return fine(value)
-
-
-def _locks(settings: Config) -> Check:
-    remedy = "point XDG_RUNTIME_DIR or TMPDIR at a local directory that only you can write"
-    twice = "processes may compile the same kernel twice"
-    try:
-        directory = lock.lock_directory(settings)
-        if directory is None:
-            return warning(f"no directory for locks: {twice}", remedy)
-        if _excludes(directory):
-            return fine(f"one process at a time, in {directory}")
-        return warning(f"locks in {directory} do not exclude other processes: {twice}", remedy)
+            seconds = time.perf_counter() - began
     except OSError as e:
-        return warning(f"locks are unavailable ({e}): {twice}", remedy)
+        return f"not measured: {e.strerror}{note}"
+    value = f"{seconds * 1e3:.1f} ms for 64 KiB{note}"
+    if seconds > SLOW_SYNC and now.fsync:
+        raise Problem(value, ok=True)
+    return value
 
 
-def _excludes(directory: Path) -> bool:
-    """Return whether a lock excludes who opens its file again, as another process would."""
+def _space(now: Config) -> str:
+    """Check that the disk has room for the cache."""
+    status = os.statvfs(existing(now.cache_dir))
+    free = status.f_bavail * status.f_frsize
+    counts = status.f_files > 0  # btrfs, for example, does not count inodes
+    value = f"{human_bytes(free)} free" + (f", {status.f_favail} inodes" if counts else "")
+    if free < LEAST_FREE or (counts and status.f_favail < LEAST_INODES):
+        raise Problem(f"{value}: too little to build in")
+    return value
+
+
+def _locks(now: Config) -> str:
+    """Check that a lock excludes who opens its file again, as another process would."""
     import fcntl  # not on Windows
 
-    with tempfile.NamedTemporaryFile(prefix="doctor-", dir=directory) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with open(file.name) as again:
-            try:
+    twice = "processes may compile the same kernel twice"
+    directory = lock.lock_directory(now)
+    if directory is None:
+        raise Problem(f"no directory for locks: {twice}", ok=True)
+    try:
+        with (
+            tempfile.NamedTemporaryFile(prefix="doctor-", dir=directory) as file,
+            open(file.name) as again,
+        ):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-    return False
+                value = f"locks in {directory} do not exclude other processes: {twice}"
+                raise Problem(value, ok=True)
+    except OSError as e:
+        raise Problem(f"locks are unavailable ({e}): {twice}", ok=True) from e
+    return f"one process at a time, in {directory}"
 
 
-def _size(settings: Config) -> Check:
-    size = sum(use.bytes for use in eviction.uses(Cache(settings.cache_dir)))
-    limit = settings.max_size
-    value = human_bytes(size)
-    value += f" of {human_bytes(limit)}" if limit else ", without a limit"
-    return warning(f"{value}: over the limit", PRUNE) if 0 < limit < size else fine(value)
+def _size(now: Config) -> str:
+    size = sum(use.bytes for use in eviction.uses(Cache(now.cache_dir)))
+    limit = now.max_size
+    value = human_bytes(size) + (f" of {human_bytes(limit)}" if limit else ", without a limit")
+    if 0 < limit < size:
+        raise Problem(f"{value}: over the limit", ok=True)
+    return value
 
 
-def _leftovers(settings: Config) -> Check:
-    version = settings.cache_dir / VERSION
-    now = time.time()
-    builds = sum(now - path.lstat().st_mtime > STALE_STAGING for path in _inside(version / "tmp"))
-    bad = _inside(version / "bad")
+def _leftovers(now: Config) -> str:
+    tmp, bad, trash = (
+        list(folder.iterdir()) if folder.is_dir() else []
+        for folder in (now.cache_dir / VERSION / name for name in ("tmp", "bad", "trash"))
+    )
+    builds = sum(time.time() - path.lstat().st_mtime > STALE_STAGING for path in tmp)
     damaged = [path for path in bad if (path / NAME).exists() or not (path / LOG).exists()]
     value = f"{counted(builds, 'unfinished build')}, {counted(len(damaged), 'damaged entry')}, "
     value += f"{counted(len(bad) - len(damaged), 'log')} of failed compiles"
-    value += f", {len(_inside(version / 'trash'))} in the trash"
-    if damaged:
-        return warning(value, f"look into {version / 'bad'}, and delete it")
-    return warning(value, "the next compile deletes them") if builds else fine(value)
+    value += f", {len(trash)} in the trash"
+    if damaged or builds:
+        raise Problem(value, "" if damaged else "the next compile deletes them", ok=True)
+    return value
 
 
-def _signatures(settings: Config) -> Check:
-    value = f"{len(settings.trusted_keys)} trusted keys"
-    wanted = settings.trusted_keys or settings.signed
-    if wanted and not importlib.util.find_spec("cryptography"):
-        value += ", but the package `cryptography`, which checks signatures, is missing"
-        return failure(value, 'pip install "jitkern[sign]"')
-    return fine(value)
-
-
-def _layer(settings: Config, root: Path) -> Check:
+def _layer(now: Config, root: Path) -> str:
     """Check that a read-only layer is used; a layer that the settings do not name may be unused."""
-    problem = failure if root in settings.system_cache else warning
+    named = root in now.system_cache
     if not root.is_dir():
         remedy = "make it, or remove it from JITKERN_SYSTEM_CACHE"
-        return problem(f"{root} is not a directory", remedy)
-    layer = trust.layer_of(root, trust.Trust.of(settings))
+        raise Problem(f"{root} is not a directory", remedy, ok=not named)
+    layer = trust.layer_of(root, trust.Trust.of(now))
     if isinstance(layer, str):
-        remedy = "fix its owner and mode, or name it under `trusted` in a settings file"
-        return problem(f"not used: {layer}", remedy)
-    count = sum(1 for _ in Cache(settings.cache_dir).paths(root))
-    return fine(
-        f"{root}, {counted(count, 'entry')}" + (", signed entries only" if layer.keys else "")
-    )
-
-
-def _inside(directory: Path) -> list[Path]:
-    """Return the paths in a directory; none if it is missing."""
-    return list(directory.iterdir()) if directory.is_dir() else []
-
-
-LOOKS: dict[str, Callable[[Config], Check]] = {
-    "cache": _root, "cache owners": _owners, "cache writable": _writable,
-    "cache executable": _executable, "cache file system": _kind, "cache locks": _locks,
-    "cache sync": _sync_time, "cache space": _space, "cache size": _size,
-    "cache leftovers": _leftovers, "signatures": _signatures,
-}  # fmt: skip
+        raise Problem(f"not used: {layer}", ok=not named)
+    count = sum(1 for _ in Cache(now.cache_dir).paths(root))
+    return f"{root}, {counted(count, 'entry')}" + (", signed entries only" if layer.keys else "")

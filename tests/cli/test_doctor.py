@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import importlib.metadata
 import json
 import os
 import shlex
@@ -10,28 +11,32 @@ import subprocess
 import sys
 import tempfile
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
 from jitkern import config, jit, testing
 from jitkern.cache_tools import health
+from jitkern.cache_tools.check import Check, Look, Problem
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
+from jitkern.errors import SettingError
 from jitkern.files import trust
 from jitkern.runtime import binding
 from jitkern.target import Target
 
-LINE = "30 1 0:25 / {} rw,relatime shared:1 - {} source rw\n"
 IMPORTS = """
 import json, os
 from dataclasses import asdict
 from jitkern import config
-from jitkern.cache_tools.health import health
+from jitkern.cache_tools.health import table
 """
-SHOW = "print(json.dumps([asdict(check) for check in health(config.current())]))"
+SHOW = "print(json.dumps([asdict(look.check()) for look in table(config.current())]))"
+OF_A_CACHE = {
+    "cache", "cache owners", "cache writable", "cache executable", "cache file system", "cache locks",
+    "cache sync", "cache space", "cache size", "cache leftovers",
+}  # fmt: skip
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 
 
@@ -70,13 +75,13 @@ KEY = "A" * 43 + "="
 
 
 def by_name(rows):
-    return {row["name"]: health.Check(**row) for row in rows}
+    return {row["name"]: Check(**row) for row in rows}
 
 
 def looked(**settings):
     """The checks of the cache under these settings, by name."""
     with config.using(**settings) as now:
-        return {check.name: check for check in health.health(now)}
+        return {look.name: look.check() for look in health.table(now)}
 
 
 def told(cli, *arguments):
@@ -116,7 +121,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     assert checks["nvrtc"].remedy == 'pip install "cuda-toolkit[nvrtc]==13.0.*"'
     assert {
         "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "ninja", "cryptography",
-        "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
+        "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *OF_A_CACHE,
     } <= set(checks)  # fmt: skip
     lines = cli("doctor")[1].splitlines()
     assert "does not work as it should: " in lines[0]
@@ -140,43 +145,46 @@ def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "installed", "says"),
+    ("cuda", "installed", "value", "remedy"),
     [
-        ("13.0", [(13, 5)], ("13.5 at lib, but Torch calls for 13.0", "==13.0.*")),
-        ("13.2", [(13, 0)], ("13.0 at lib, but Torch calls for 13.2", "==13.2.*")),
-        ("12.6", [(12, 9)], ("12.9 at lib, but Torch calls for 12.8", "==12.8.*")),
-        ("13.2", [(13, 0), (13, 2)], ("13.0 at lib, 13.2 at lib", None)),
-        (None, [(13, 5)], ("13.5 at lib", None)),
-        ("12.8", [(13, 5)], ("13.5 at lib: needed only to compile for GPUs: ", None)),
+        ("13.0", [(13, 5)], "13.5 at lib", ""),  # which builds for each CUDA 13
+        ("13.2", [(13, 0), (13, 2)], "13.0 at lib, 13.2 at lib", ""),
+        (None, [(13, 5)], "13.5 at lib", ""),
+        ("12.8", [(13, 5)], "13.5 at lib", 'pip install "cuda-toolkit[nvrtc]==12.8.*"'),
+        ("12.6", [(12, 6)], "12.6 at lib", 'pip install "cuda-toolkit[nvrtc]==12.8.*"'),
     ],
 )
-def test_an_nvrtc_of_another_version_than_torchs_is_told(cli, monkeypatch, cuda, installed, says):
+@pytest.mark.parametrize("gpus", [[], [(9, 0)]])
+def test_an_nvrtc_that_cannot_build_for_torch_is_told(
+    cli, monkeypatch, gpus, cuda, installed, value, remedy
+):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr("jitkern.target.nvml_capabilities", list)
+    monkeypatch.setattr("jitkern.target.nvml_capabilities", lambda: gpus)
     monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: dict.fromkeys(installed, ("lib", None)))
     check = told(cli)["nvrtc"]
-    value, pin = says
-    assert check.ok and check.value.startswith(value)
-    assert check.remedy == (f'pip install "cuda-toolkit[nvrtc]{pin}"' if pin else "")
+    if remedy and not gpus:
+        assert (check.ok, check.remedy) == (True, "")
+        assert check.value == f"{value}: needed only to compile for GPUs: {remedy}"
+    else:
+        assert (check.ok, check.value, check.remedy) == (not remedy, value, remedy)
 
 
-def test_cuda_headers_of_another_version_than_torchs_are_told(cli, monkeypatch, tmp_path):
+def test_a_missing_cuda_header_is_told(cli, monkeypatch, tmp_path):
     (tmp_path / "include" / "cub").mkdir(parents=True)
     for name in ("cuda_fp16.h", "cub/cub.cuh"):
         (tmp_path / "include" / name).touch()
     (tmp_path / "include" / "cuda.h").write_text("#define CUDA_VERSION 13050\n")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr("jitkern.target.nvml_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(toolkit, "wheel_prefixes", lambda: [tmp_path])
     monkeypatch.setattr(toolkit, "cuda_homes", list)
-    checks = told(cli)
-    runtime, crt, cub = (
-        checks[f"<{name}>"] for name in ("cuda_fp16.h", "crt/mma.h", "cub/cub.cuh")
-    )
-    assert runtime.value == f"13.5 at {tmp_path}/include, but Torch calls for 13.0"
-    assert runtime.ok and runtime.remedy == 'pip install "cuda-toolkit[cudart]==13.0.*"'
-    assert not crt.ok and crt.remedy == 'pip install "cuda-toolkit[crt]==13.0.*"'
-    assert cub.ok and not cub.remedy
+    names = ("cuda_fp16.h", "crt/mma.h", "cub/cub.cuh")
+    for cuda, there in (("13.0", True), ("12.8", False)):  # headers of another major version
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        checks = told(cli)
+        runtime, crt, cub = (checks[f"<{name}>"] for name in names)
+        assert (runtime.ok, cub.ok, crt.ok) == (there, there, False)
+        assert crt.value == "missing" and crt.remedy.startswith('pip install "cuda-toolkit[')
+        assert crt.remedy.endswith(f']=={cuda}.*"')
 
 
 def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
@@ -221,7 +229,6 @@ def test_every_setting_has_its_value_and_where_it_comes_from(cli, tmp_path, monk
     found = {name: (checks[name].value, checks[name].origin) for name in checks}
     assert found["JITKERN_COMPILE"] == ("never", str(file))
     assert found["trusted"] == ("/a:/b", str(file))
-    assert found["signatures"][0] == "1 trusted keys"
     assert found["JITKERN_JOBS"] == ("3", "environment")
     assert found["JITKERN_FSYNC"] == ("1", "default")
     assert found["JITKERN_CACHE_DIR"] == (str(tmp_path / "c"), "--cache-dir")
@@ -258,24 +265,12 @@ def test_trust_in_the_environment_is_ignored_and_told(cli, name):
     )
 
 
-def test_entries_of_another_compiler_are_named(cli, compiler, variant, target, monkeypatch):
-    made = [{"name": "cc", "version": "g++ 1.0"}]
-    monkeypatch.setattr(type(compiler), "identities", lambda *_: made)
-    jit.ensure(variant, target)
-    monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 1.0"})
-    assert "other compiler" not in told(cli)
-    monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
-    check = told(cli)["other compiler"]
-    assert check.ok and check.value.startswith("1 entry made by cc g++ 1.0")
-    assert check.remedy == "jitkern prewarm --refresh"
-
-
 # The cache
 
 
 def test_a_healthy_cache_passes_every_check(root):
     checks = looked()
-    assert set(checks) == set(health.LOOKS)
+    assert set(checks) == OF_A_CACHE
     assert all(check.ok for check in checks.values()), checks
     assert checks["cache"].value == str(root)
     assert not any(checks[name].remedy for name in ("cache", "cache writable", "cache executable"))
@@ -298,7 +293,7 @@ def test_what_is_not_there_is_judged_by_what_is_above_it(cache_dir, monkeypatch)
     assert checks["cache sync"].value == "not measured: the cache does not exist yet"
     flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda _: flags)
-    assert "mounted noexec" in looked()["cache executable"].value
+    assert "noexec mount" in looked()["cache executable"].value
 
 
 @pytest.mark.long
@@ -377,49 +372,28 @@ def test_a_cache_out_of_reach_is_a_failed_check(tmp_path, run_python):
     closed.chmod(0o700)
     assert done.returncode == 0, done.stderr
     checks = by_name(json.loads(done.stdout))
-    assert set(health.LOOKS) <= set(checks) and not checks["cache writable"].ok
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/home/u/.cache", "nfs4"),
-        ("/homely", "ext4"),
-        ("/my disk/x", "xfs"),
-        ("/twice/x", "tmpfs"),
-    ],
-)
-def test_the_longest_mount_point_names_the_file_system(path, kind):
-    mounts = [
-        ("/", "ext4"),
-        ("/home", "nfs4"),
-        (r"/my\040disk", "xfs"),
-        ("/twice", "nfs"),
-        ("/twice", "tmpfs"),
-    ]
-    text = "".join(LINE.format(*mount) for mount in mounts)
-    assert health.file_system(Path(path), text) == kind
-    assert health.file_system(Path(path), "\nodd\n1 2 3 - x\n") == "unknown"
+    assert set(checks) >= OF_A_CACHE and not checks["cache writable"].ok
 
 
 @pytest.mark.parametrize(
     "kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "9p", "fuse.fuse-overlayfs", "xfs"]
 )
 def test_a_network_file_system_is_a_warning(root, tmp_path, monkeypatch, kind):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(LINE.format("/", "ext4") + LINE.format(root, kind))
-    monkeypatch.setattr(health, "MOUNTS", mounts)
+    program = tmp_path / "bin" / "df"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho Type\necho {kind}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
     check = looked()["cache file system"]
     if kind in ("xfs", "fuse.fuse-overlayfs"):
-        assert check == health.Check("cache file system", ok=True, value=kind)
+        assert check == Check("cache file system", ok=True, value=kind)
     else:
         assert check.ok and check.value.startswith(kind) and "locks are node-local" in check.value
         assert f"JITKERN_SYSTEM_CACHE={root}" in check.remedy
 
 
-def test_without_proc_the_file_system_is_unknown(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "MOUNTS", tmp_path / "none")
+def test_without_df_the_file_system_is_unknown(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     check = looked()["cache file system"]
     assert check.ok and check.value.startswith("unknown: ")
 
@@ -487,12 +461,20 @@ def test_leftovers_are_counted(root):
     assert check.value.endswith("2 in the trash") and str(root / "v1/bad") in check.remedy
 
 
-def test_keys_are_no_good_without_the_package_that_checks_them(root, monkeypatch):
-    assert looked(trusted_keys=(KEY,))["signatures"].ok
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    assert looked()["signatures"].ok
-    assert looked(trusted_keys=(KEY,))["signatures"].remedy == 'pip install "jitkern[sign]"'
-    assert not looked(signed=(root,))["signatures"].ok
+def test_keys_are_no_good_without_the_package_that_checks_them(cli, root, monkeypatch):
+    def version(name):
+        if name == "cryptography":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("jitkern.cli.doctor.version", version)
+    remedy = 'pip install "jitkern[sign]"'
+    check = told(cli)["cryptography"]
+    assert (check.ok, check.value) == (True, f"missing: needed only for signatures: {remedy}")
+    for settings in ({"trusted_keys": (KEY,)}, {"signed": (root,)}):
+        with config.using(**settings):
+            check = told(cli)["cryptography"]
+        assert (check.ok, check.value, check.remedy) == (False, "missing", remedy)
 
 
 def test_a_named_layer_is_counted_or_fails(root, tmp_path):
@@ -518,13 +500,26 @@ def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkey
     assert check.ok and "not used" in check.value and check.origin == "installed"
 
 
-def test_a_check_that_goes_wrong_says_so(root, monkeypatch):
-    def broken(_):
-        raise RuntimeError("Symlink loop")
+@pytest.mark.parametrize(
+    ("error", "use", "expected"),
+    [
+        (RuntimeError("Symlink loop"), "", (False, "cannot be examined: Symlink loop", "mend it")),
+        (ModuleNotFoundError("x"), "", (False, "missing", "mend it")),
+        (ModuleNotFoundError("x"), "for y", (True, "missing: needed only for y: mend it", "")),
+        (SettingError("it is wrong: right it"), "", (False, "it is wrong", "mend it")),
+        (Problem("slow", ok=True), "for y", (True, "slow", "mend it")),
+        (Problem("torn", "sew it"), "", (False, "torn", "sew it")),
+    ],
+)
+def test_what_a_row_raises_becomes_a_line_with_a_remedy(error, use, expected):
+    def ask():
+        raise error
 
-    monkeypatch.setitem(health.LOOKS, "cache size", broken)
-    check = looked()["cache size"]
-    assert (check.ok, check.value) == (False, "cannot be examined: Symlink loop") and check.remedy
+    if isinstance(error, SettingError):
+        assert Look("thing", ask).check().remedy == "right it"
+    check = Look("thing", ask, "mend it", use, "somewhere").check()
+    assert (check.name, check.origin) == ("thing", "somewhere")
+    assert (check.ok, check.value, check.remedy) == expected
 
 
 @pytest.mark.long
