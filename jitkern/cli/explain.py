@@ -2,42 +2,70 @@
 
 For a variant that is not cached, and for an entry that is named by its digest, show the nearest
 entry of the same op with every input that differs. For a cached GPU kernel, show its registers,
-spills, memory and threads; for a tuned op, list the chosen configurations; for a Triton kernel, the
-arguments whose classes make many variants. `--source` prints the programs that launch the kernels.
+spills, memory and threads; for a tuned op, list the chosen configurations. `--source` prints the
+programs that launch the kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import linecache
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, config, jit, op as op_room, prewarming, remote, runtime, trace
+from jitkern import cache_tools, config, jit, launch, op as ops, prewarming, remote, runtime, trace
 from jitkern.cache.entry import Entry
 from jitkern.cache_tools import Row
 from jitkern.cache_tools.check import counted
-from jitkern.cli import clangd, hints
+from jitkern.cli import clangd
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.filters import opened
-from jitkern.cli.hints import ExplainRow
 from jitkern.cli.output import BOLD, YELLOW, print_json, styled
 from jitkern.cli.parser import UsageError, take_targets
-from jitkern.errors import meant_op, then
-from jitkern.source.kinds import Source, Variant
+from jitkern.compilers import compiler_for
+from jitkern.errors import CompilerNotFound, TargetError, meant_op, then
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.kinds import SOURCES, Extension, Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
     from jitkern.trace.trace import Traced
 
-
 MOST = 8  # entries that are compared without `-v`
 SHORT = 8  # hexadecimal digits of a digest in a listing
+_SPILLS = (
+    "`{variant}` for {target} spills: its instructions move {spills} B of registers to local "
+    "memory and back, which is slow: "
+)
+HINTS = (  # the resource of which a kernel uses some, whether it is a function of Python, the text
+    ("spills", True, f"{_SPILLS}more num_warps, or smaller blocks of values"),
+    ("spills", False, f"{_SPILLS}fewer values a thread, or __launch_bounds__ with fewer threads"),
+)
+
+
+class ExplainRow(NamedTuple):
+    """A row of `explain`: an entry, or what there is instead of one.
+
+    path: of the entry, "" if it is not cached, for this reason. program: of a launch record.
+    resources: what a kernel takes of a GPU; None if unknown.
+    """
+
+    kind: str
+    variant: str
+    target: str
+    key: str = ""
+    path: str = ""
+    reason: str = ""
+    note: str = ""
+    program: str = ""
+    resources: dict[str, int] | None = None
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -65,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if may_be_digest and cache_tools.find(opened(), args.op):
         return explain_entries(args)
     targets = choose_targets(args.target)
-    ops = []
+    explained = []
     try:
         chosen = choose_ops([args.op])  # its name may look like a digest: `facade`
     except UnknownOp:
@@ -78,21 +106,22 @@ def run(args: argparse.Namespace) -> int:
     for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
-        texts = [hint for target, source in places for hint in hints.hints(op, source, target)]
-        texts += hints.spills(rows)
-        texts += [_unknown(op)] if places and not rows else []
-        ops.append(
-            {
-                "op": op.name,
-                "schema": op.schema,
-                "variants": [row._asdict() for row in rows],
-                "hints": texts,
-            }
-        )
+        texts = [
+            text.format(variant=row.variant, target=row.target, **row.resources)
+            for row in rows if row.resources
+            for name, in_python, text in HINTS
+            if row.resources[name] and SOURCES[row.kind].in_python == in_python
+        ]  # fmt: skip
+        texts += ["its variants are not known: add `@op.samples`"] * bool(places and not rows)
+        variants = [row._asdict() for row in rows]
+        explained.append({"op": op.name, "schema": op.schema, "variants": variants, "hints": texts})
         if args.json:
             continue
         print(f"{styled(op.schema, BOLD)}\n  declared in {op.place.removesuffix(': ')}")
-        for (kind, target), group in _grouped(rows).items():
+        groups: dict[tuple[str, str], list[ExplainRow]] = defaultdict(list)
+        for row in rows:
+            groups[row.kind, row.target].append(row)
+        for (kind, target), group in groups.items():
             print(f"  {kind}  {target}")
             _print_group(group, whole=args.level > 0, source=args.source)
         print(*(f"  hint: {hint}\n" for hint in texts), sep="", end="")
@@ -101,15 +130,8 @@ def run(args: argparse.Namespace) -> int:
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
             )
     if args.json:
-        print_json(ops=ops, broken=chosen.broken)
+        print_json(ops=explained, broken=chosen.broken)
     return int(bool(chosen.broken))
-
-
-def _grouped(rows: list[ExplainRow]) -> dict[tuple[str, str], list[ExplainRow]]:
-    groups: dict[tuple[str, str], list[ExplainRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.kind, row.target].append(row)
-    return groups
 
 
 def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
@@ -120,7 +142,7 @@ def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
         print(f"    {counted(len(cached), 'record')} cached")
     for row in () if short else cached:
         digest = row.path if whole else row.path.rpartition("-")[2][:SHORT]
-        used = hints.in_words(row.resources)
+        used = _in_words(row.resources)
         print("  ".join(filter(None, ("  ", digest, row.variant or "the kernel", used))))
         if source and row.program:
             print(textwrap.indent(row.program, "    "))
@@ -137,27 +159,18 @@ def _print_group(rows: list[ExplainRow], *, whole: bool, source: bool) -> None:
         print(f"    {'  ' * bool(names)}{reason}")
 
 
-def _unknown(op: Op) -> str:
-    """Return a hint about an op whose variants nothing tells."""
-    cached = cache_tools.rows(opened(), cache_tools.EntryFilter(op=op.name), verify="none")
-    return (
-        "its variants are not known: add `@op.samples`; "
-        f"`jitkern cache ls --op {op.name}` lists {counted(len(cached), 'entry')}"
-    )
-
-
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[ExplainRow]:
     """Yield rows for a source: its kernels, the chosen configurations, and then its records.
 
     Calls without a program get a row that says why the Python launcher runs.
     """
-    variants, needing, problems = op_room.needed_kernels.needs_of(op, source, target.device, target)
-    here = hints.installed(variants, target)
+    variants, needing, problems = ops.needed_kernels.needs_of(op, source, target.device, target)
+    here = _installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)
     for problem in problems:
         yield ExplainRow(source.kind, "", str(target), reason=problem)
-    yield from hints.choices(op, source, target)
+    yield from _choices(op, source, target)
     traces, reasons, _ = prewarming.call_traces.traces_of(op, source, target, needing, {})
     written = op.launch_function(source, target.device) if traces else None
     for traced, of_class in traces:
@@ -188,22 +201,81 @@ def _beside(op: Op, traced: Traced, written: Any) -> str:
     return "\n".join(shown)
 
 
-def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> ExplainRow:
+def _explain(variant: Variant, target: Target, here: dict[str, str]) -> ExplainRow:
     key = jit.key_of(variant, target)
     cache = opened()
     entry = cache.find(key)
-    reason = "" if entry else _nearest(key.inputs, target)
-    if not entry and config.current().remotes:
-        reason += "".join(
-            f"; in the remote {place}" for place in remote.fetch.places_of(cache, key)
-        )
-    path, note = (
-        (str(entry.path), hints.newer(entry.manifest.compiler, here)) if entry else ("", "")
-    )
+    reason = ""
+    if not entry:
+        places = remote.fetch.places_of(cache, key) if config.current().remotes else ()
+        reason = "; in the remote ".join((_nearest(key.inputs, target), *places))
+    path, note = (str(entry.path), _newer(entry.manifest.compiler, here)) if entry else ("", "")
     return ExplainRow(
         variant.source.kind, variant.label, key.target, key.digest, path, reason=reason, note=note,
-        resources=hints.resources_of(entry) if entry else None,
+        resources=resources_of(entry) if entry else None,
     )  # fmt: skip
+
+
+def _choices(op: Op, source: Source, target: Target) -> Iterator[ExplainRow]:
+    """Yield a row for each choice: device model, situation, configuration, and the times of all."""
+    if isinstance(source, Extension):
+        return
+    for entry, choice in launch.autotune.choices_of(op.name, source, target):
+        situation = ", ".join(f"{name}={value}" for name, value in choice["situation"].items())
+        whys = [f": {why}" if why else "" for why in choice.get("reasons") or ()]
+        rows = zip_longest(choice["configs"], choice["milliseconds"], whys, fillvalue="")
+        listed = [
+            f"{config} {time:.4g} ms" if time else f"{config} does not run{why}"
+            for config, time, why in rows
+        ]
+        chosen = listed.pop(choice["choice"])
+        yield ExplainRow(
+            "choice", entry.variant, entry.path.parent.name, entry.manifest.digest,
+            str(entry.path),
+            note=f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
+        )  # fmt: skip
+
+
+def resources_of(entry: Entry) -> dict[str, int] | None:
+    """Return what the kernel of an entry takes of a GPU; None for others, and if unknown."""
+    meta = entry.manifest.meta
+    resources: dict[str, int] | None = meta.get("resources") or None
+    if resources and "smem" in meta:  # of a Triton kernel, which its launches ask for
+        resources = {**resources, "dynamic_shared": meta["smem"]}
+    return resources
+
+
+def _in_words(resources: dict[str, int] | None) -> str:
+    """Return the resources of a kernel as a text; "" for None."""
+    if not resources:
+        return ""
+    parts = [f"{resources['registers']} registers"]
+    if resources["spills"]:
+        parts.append(f"{resources['spills']} B of spills and reloads")
+    if resources["local"]:
+        parts.append(f"{resources['local']} B of local memory")
+    if shared := resources["shared"] + resources.get("dynamic_shared", 0):
+        parts.append(f"{shared} B of shared memory")
+    return ", ".join([*parts, f"at most {resources['max_threads']} threads"])
+
+
+def _installed(variants: Sequence[Variant], target: Target) -> dict[str, str]:
+    """Return the identity of the compiler for these variants of one source; empty without it."""
+    with contextlib.suppress(CompilerNotFound, TargetError):
+        for variant in variants[:1]:
+            exact = jit.exact_target(variant, target)
+            return next(iter(compiler_for(variant.source).identities(variant.source, exact)), {})
+    return {}
+
+
+def _newer(made: Mapping[str, str], here: dict[str, str]) -> str:
+    """Return a note if the installed compiler is newer than an entry's compiler, or ""."""
+    versions = made.get("version", ""), here.get("version", "")
+    old, new = map(jit.build.version_numbers, versions)
+    if made.get("name") != here.get("name") or old >= new:
+        return ""
+    told = f"made by {here['name']} {versions[0]}, and {versions[1]} is installed"
+    return f"{told}: jitkern prewarm --refresh"
 
 
 def _nearest(inputs: dict[str, Any], target: Target) -> str:
@@ -237,7 +309,7 @@ def explain_entries(args: argparse.Namespace) -> int:
         other = cache_tools.nearest(cache, entry.manifest.inputs)
         rows.append({
             **asdict(row),
-            "resources": hints.resources_of(entry),
+            "resources": resources_of(entry),
             "nearest": str(other[0].path) if other else "",
             "differences": other[1] if other else [],
         })  # fmt: skip
@@ -247,7 +319,7 @@ def explain_entries(args: argparse.Namespace) -> int:
     shown = rows if args.level > 0 else rows[:MOST]
     for described in shown:
         print(f"{described['path']}\n  {described['op']}, made by {described['compiler']}")
-        if used := hints.in_words(described["resources"]):
+        if used := _in_words(described["resources"]):
             print(f"  {used}")
         if described["nearest"]:
             print(f"  nearest entry: {described['nearest']}, which differs:")

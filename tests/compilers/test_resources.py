@@ -10,7 +10,7 @@ import torch
 from helpers import H100, needs_triton
 
 from jitkern import cache_tools, jit
-from jitkern.cli import hints
+from jitkern.cli.explain import resources_of
 from jitkern.compilers.cuda import ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.declare import Cuda, kernel
@@ -142,7 +142,7 @@ def test_triton_keeps_them(tmp_path):
     entry = jit.ensure(variant, TARGET)
     resources = entry.manifest.meta["resources"]
     assert resources["registers"] > 8 and resources["max_threads"] == 128
-    assert hints.resources_of(entry)["dynamic_shared"] == entry.manifest.meta["smem"] > 0
+    assert resources_of(entry)["dynamic_shared"] == entry.manifest.meta["smem"] > 0
 
 
 # ------------------------------------------------------------------ explain

@@ -58,39 +58,6 @@ def test_explain_notes_a_newer_compiler(declare, compiler, cli):
         assert bool(found["variants"][0]["note"]) == noted
 
 
-@pytest.mark.parametrize(
-    ("sizes", "plain", "hinted"),
-    [
-        ([(1, 5), (5, 5), (16, 5), (2**40, 5)], "", '4 variants that differ in `n` alone (1, i32, i32:16, i64:16): @triton.jit(do_not_specialize=["n"]) makes 2 of them'),
-        ([(1, 5), (5, 16), (16, 1)], "", None),
-        ([(1, 5), (5, 5)], "", None),
-        ([(1, 5), (5, 5), (16, 5), (2**40, 5)], '(do_not_specialize=["n"])', None),
-    ],
-    ids=["one", "two together", "few", "done"],
-)  # fmt: skip
-def test_explain_suggests_do_not_specialize(tmp_path, cli, monkeypatch, sizes, plain, hinted):
-    monkeypatch.setitem(COMPILERS, "triton", FakeCompiler())
-    (tmp_path / "t.py").write_text(ROWS.format(plain=plain))
-    op = kernel(
-        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
-    )
-
-    @op.launch("cuda")
-    def _(k, x):
-        y = torch.empty_like(x)
-        for n, m in sizes:
-            k.rows[{"B": 16}](y, x, n, m, grid=1)
-        return y
-
-    op.samples(lambda device: iter([torch.ones(4, device=device)]))
-    assert not explained(cli, op, "--target", H100)[1]["hints"]
-    for variant in needs_of(op, op.sources["cuda"][0], "cuda").variants:
-        jit.ensure(variant, GPU)
-    out, found = explained(cli, op, "--target", H100)
-    assert found["hints"] == ([f"`rows` has {hinted}"] if hinted else [])
-    assert (f"hint: `rows` has {hinted}" in out) == bool(hinted)
-
-
 @needs_triton
 def test_explain_tells_of_decorators_beyond_the_text(tmp_path, cli, monkeypatch):
     monkeypatch.setitem(COMPILERS, "triton", FakeCompiler())

@@ -193,7 +193,7 @@ def test_a_configuration_without_memory_is_left_out_with_a_note(declare, clock, 
     assert choice["milliseconds"][0] is None
     assert choice["reasons"] == ["CUDA out of memory. Tried to allocate 1 TiB.", None, None]
     assert (
-        "not {'WAY': 3} is left out, because it does not run: CUDA out of memory. Tried to "
+        "not {'WAY': 3} does not run: CUDA out of memory. Tried to "
         "allocate 1 TiB.; not {'WAY': 1} 1 ms" in explained(cli, op)[0]
     )
 
