@@ -32,13 +32,13 @@ BUDGETS = {
     "config": 1001,
     "cache": 1893,
     "source": 4024,
-    "cache_tools": 1784,
+    "cache_tools": 1754,
     "remote": 1870,
     "calls": 784,
-    "compilers": 5411,
+    "compilers": 5418,
     "loading": 686,
     "jit": 828,
-    "launch": 3279,
+    "launch": 3280,
     "trace": 2798,
     "runtime": 3440,
     "op": 3151,
@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1557,
     "devtools": 1154,
     "service": 1282,
-    "cli": 3321,
+    "cli": 3076,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.
