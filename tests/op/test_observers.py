@@ -121,6 +121,7 @@ def test_the_flops_of_the_call_are_counted(op, called):
     assert counter.get_total_flops() == 7
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # Torch 2.11
 def test_the_profiler_sees_the_call(op, called):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         called(X)
