@@ -41,7 +41,7 @@ BUDGETS = {
     "launch": 3280,
     "trace": 2798,
     "runtime": 3440,
-    "op": 3151,
+    "op": 3146,
     "raw": 731,
     "dropin": 682,
     "composition": 3515,

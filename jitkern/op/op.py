@@ -99,7 +99,9 @@ class Op(DeclaredOp, Generic[Result]):
         """The declaration that the decorators of this thread complete."""
         self._settle(used=False)
         following = self._following
-        return following[0] if following and _is_own(following) else self._declaration
+        if following is not None and following[1].is_of_this_thread():
+            return following[0]
+        return self._declaration
 
     def is_settled(self, declaration: Declaration) -> bool:
         return self._following is None and self._declaration is declaration
@@ -198,13 +200,11 @@ class Op(DeclaredOp, Generic[Result]):
 
     def _declare(self, **parts: Any) -> Declaration:
         """Complete the newest declaration, and return it as it was before."""
-        self._settle(used=False)
+        before = self.newest
         with _settling:
-            if self._following and _is_own(self._following):
-                before, execution = self._following
-                self._following = before._replace(**parts), execution
+            if self._following is not None and self._following[0] is before:
+                self._following = before._replace(**parts), self._following[1]
             else:
-                before = self._declaration
                 self._declaration = before._replace(**parts)
         return before
 
@@ -411,11 +411,6 @@ class Op(DeclaredOp, Generic[Result]):
                 "dimensions"
             )
         return result
-
-
-def _is_own(following: tuple[Declaration, Execution]) -> bool:
-    """Return whether this thread runs the code that declares an op again."""
-    return following[1].is_of_this_thread()
 
 
 def key_compile_caches() -> None:
