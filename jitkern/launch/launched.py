@@ -18,7 +18,7 @@ _WARP, _WORD = 32, 4  # threads, and bytes
 
 
 class KernelMetadata(NamedTuple):
-    """What `metadata` of a kernel compiled by Triton says, as far as the cache keeps it."""
+    """The `metadata` of a kernel that Triton compiled, as far as the cache keeps it."""
 
     name: str
     shared: int

@@ -71,7 +71,7 @@ class Op(DeclaredOp, Generic[Result]):
         self._following: tuple[Declaration, Execution] | None = None
         self._was_traced = False  # meanwhile
         super().__init__(signature, declaration)
-        self.execution: Any = None  # what declared the op: code of a module or cell, a composition
+        self.execution: Any = None  # the code that declared the op, of a module or a cell
         self.trampolines = Trampolines(signature)
         _check_extensions(self.name, declaration.sources)
         self.autograd = Autograd(self)
@@ -123,8 +123,7 @@ class Op(DeclaredOp, Generic[Result]):
                 self._declaration, self._drawn = declaration, None
         self._follow_gradient()
         self._stop_programs()
-        tracing = torch._guards.TracingContext.try_get()  # a composition is declared again then,
-        self._forget_compiled(reset=not tracing)  # and the op inside has reset Torch before
+        self._forget_compiled()
 
     def _settle(self, *, used: bool) -> None:
         """Let the next declaration serve, if its time has come; see `declare_again`.

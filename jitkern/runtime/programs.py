@@ -254,7 +254,7 @@ class OpPrograms:
 
 
 class KnownAs(NamedTuple):
-    """What tells a program of an op from its others. others: all but the objects of its world."""
+    """The identity of a program of an op. others: all but the objects of its world."""
 
     world: World
     others: tuple[Any, ...]

@@ -60,7 +60,7 @@ def jit_traced_with_gradients(f):
 
 
 def onnx_traced(f):
-    """As the exporter of ONNX for TorchScript traces."""
+    """The call is in the trace that the exporter of ONNX for TorchScript makes."""
     module = type("Module", (torch.nn.Module,), {"forward": lambda self, x: f(x)})()
     return None, str(torch.jit._get_trace_graph(module, (X,))[0])
 

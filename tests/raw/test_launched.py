@@ -139,7 +139,7 @@ def test_a_launched_kernel_is_launched_again(driver, kernels, way):
 
 
 def test_a_library_may_keep_what_the_first_launch_returned(driver, kernels):
-    """As FlagGems' `LibEntry` does, which decides by itself when a launch needs another kernel."""
+    """FlagGems' `LibEntry` does so, and decides by itself when a launch needs another kernel."""
 
     class Entry:
         def __init__(self, function):

@@ -195,7 +195,7 @@ extern "C" void f(double* out, double x, long how) {
 
 
 def modes():
-    """What a thread computes that flushes denormals, or rounds in another way."""
+    """Results that are others in a thread that flushes denormals, or rounds in another way."""
     tiny = torch.tensor([TINY], dtype=torch.float64)
     return sys.float_info.min / 2, (tiny * 1.0).item(), 1.0 / 3, struct.pack("d", 0.1 + 0.2)
 

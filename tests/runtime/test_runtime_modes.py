@@ -48,7 +48,7 @@ def test_a_tensor_made_in_inference_mode_is_taken_outside(scale, square):
 
 
 def test_an_inplace_op_changes_inference_tensors_in_their_mode(inc):
-    """As ATen's own do; but they raise once the tensor is changed."""
+    """ATen's own ops raise, too, but once the tensor is changed."""
     with torch.inference_mode():
         x = torch.zeros(3)
     plain = torch.zeros(3)
