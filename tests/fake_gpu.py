@@ -107,7 +107,7 @@ class FakeGpu:
         guard = Guard()  # of a world without names
         loaded = testing.loaded_program(trace.program, passed, kernels, guard)
         self._alive.append(loaded)
-        assert self.runtime.jitkern_append(slot, ctypes.byref(loaded)) >= 0
+        assert self.runtime.jitkern_append(slot, ctypes.byref(loaded), -1) >= 0
         self.expect(passed[-1])
         names = [parameter.name for parameter in op.signature.parameters]
         _, constants, texts, *_ = trace.program

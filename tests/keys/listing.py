@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jitkern_chains  # noqa: F401  whose ops are listed
-import jitkern_norms  # noqa: F401  the same
 import keyed_ops
 import keyed_triton
 import torch
