@@ -1,19 +1,17 @@
-"""What Torch calls for an op: on a device type, on all other devices, and for a batch."""
+"""What Torch calls for an op: on a device type, and on all other devices."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree
 
 from jitkern import config, op as op_room, runtime
 from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
-from jitkern.errors import DeclarationError, LaunchError, TargetError
+from jitkern.errors import DeclarationError, TargetError
 from jitkern.launch.devices import Devices, Launcher
 from jitkern.op.declaration import DeclaredOp
 from jitkern.source.kinds import ITSELF
@@ -152,65 +150,3 @@ class FallbackKernel:
         # Torch disables the mode of a default device during a call, so its getter returns "cpu".
         context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
         return context.device.type if context else "cpu"
-
-
-class Batched:
-    """The function for tensors of a batched backward pass (`is_grads_batched`): a call an item.
-
-    This is Torch's first vmap, whose own loop refuses lists of tensors, results that may be None
-    and changed arguments. `torch.func.vmap` has another dispatch key.
-    """
-
-    def __init__(self, op: DeclaredOp) -> None:
-        self.op = op
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        signature = self.op.signature
-        ordered = signature.in_order(*signature.complete(args, kwargs))
-        flat, outline = _pytree.tree_flatten(ordered)
-        places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
-        tensors, levels = _without_batches([flat[i] for i in places])
-        sizes = torch.broadcast_shapes(*(tensor.shape[:levels] for tensor in tensors))
-        changed = {id(t) for i, _ in signature.changed for t in tensors_in([ordered[i]])}
-        for i, tensor in zip(places, tensors):
-            if id(flat[i]) in changed and tensor.shape[:levels] != sizes:
-                raise LaunchError(
-                    f"{self.op.name} changes a tensor without a batch dimension, by tensors that "
-                    "have one (vmap): expand and clone it first"
-                )
-        calls = []
-        for item in itertools.product(*map(range, sizes)):
-            for i, tensor in zip(places, tensors):
-                flat[i] = tensor[tuple(min(at, n - 1) for at, n in zip(item, tensor.shape))]
-            positional, named = signature.split(_pytree.tree_unflatten(flat, outline))
-            result = self.op.overload(*positional, **named)
-            calls.append(result if isinstance(result, (tuple, list)) else (result,))
-        if not calls:
-            raise LaunchError(f"{self.op.name}: a batch of no items (vmap) has no result")
-        results = tuple(_batched(each, sizes) for each in zip(*calls))
-        return results[0] if len(signature.outputs) < 2 else results
-
-
-def _without_batches(tensors: list[Any]) -> tuple[list[torch.Tensor], int]:
-    """Return the tensors with all batches as first dimensions, and the number of batches.
-
-    The innermost batch comes first. A tensor without it has a dimension of size 1.
-    """
-    level = 0  # the levels are numbered from 1 on; in a thread of a backward none is entered
-    while any(map(torch._C._functorch.is_legacy_batchedtensor, tensors)):
-        level += 1
-        tensors = [torch._remove_batch_dim(tensor, level, 1, 0) for tensor in tensors]
-    return tensors, level
-
-
-def _batched(results: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Return the results of all items as one: a tensor with batches, a list of these, or None."""
-    first = results[0]
-    if isinstance(first, (list, tuple)):
-        return [_batched(each, sizes) for each in zip(*results)]
-    if not isinstance(first, torch.Tensor):
-        return first
-    whole = torch.stack(results).reshape(*sizes, *first.shape)  # type: ignore[arg-type]
-    for level in range(1, len(sizes) + 1):
-        whole = torch._add_batch_dim(whole, len(sizes) - level, level)
-    return whole

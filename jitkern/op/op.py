@@ -23,7 +23,7 @@ from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, meant
 from jitkern.op.autograd import Autograd
-from jitkern.op.backend import Backend, Batched, FallbackKernel
+from jitkern.op.backend import Backend, FallbackKernel
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
 from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
@@ -361,7 +361,7 @@ class Op(DeclaredOp, Generic[Result]):
             "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
         }
         if {*self.signature.results} != {"T"} or "[]" in self.schema or self.signature.changed:
-            functions["Batched"] = handled(Batched(self))
+            functions["Batched"] = self.run_reference  # Torch's own loop refuses these
         self.autograd.slot = self.trampolines.register_autograd(self.autograd)
         if self.autograd.slot is None:
             functions["Autograd"] = handled(self.autograd)

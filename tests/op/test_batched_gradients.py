@@ -6,6 +6,7 @@ from torch._vmap_internals import _vmap
 from torch.autograd.functional import hessian, jacobian
 
 import jitkern.ops
+from jitkern.errors import DeclarationError
 
 DOUBLE = torch.float64
 KERNELS = """
@@ -67,46 +68,42 @@ def test_a_loss_that_comes_with_its_gradient(reduction):
     check(lambda x: jitkern.ops.cross_entropy_with_grad(x, target, reduction=reduction)[0], X)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("recorded_by")
-def test_an_op_of_an_author_without_a_reference(declare):
-    op = declare("(Tensor x, Tensor? y=None) -> Tensor", lambda k, x, y: scaled(k, x, 3.0))
-    backward = declare(
-        "(Tensor grad, Tensor? y, bool needs_x, bool needs_y) -> (Tensor? dx, Tensor? dy)",
-        lambda k, grad, y, needs_x, needs_y: (
-            scaled(k, grad, 3.0) if needs_x else None,
-            scaled(k, y, 0.0) if needs_y and y is not None else None,
-        ),
-    )
-    op.backward(backward)
-    for tensors in ((X,), (X, X)):
-        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
-        out, grads = op(*inputs), torch.stack([X, 2 * X])
-        found = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
-        torch.testing.assert_close(found, singly([out], inputs, [grads]))
+def test_the_gradient_op_of_an_author_has_torch_s_own_loop(declare):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
+    op.backward(declare("(Tensor grad) -> Tensor", lambda k, grad: scaled(k, grad, 3.0)))
+    x = X.clone().requires_grad_()
+    out, grads = op(x), torch.stack([X, 2 * X])
+    found = torch.autograd.grad(out, [x], [grads], is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(found, singly([out], [x], [grads]))
 
 
-def test_lists_of_tensors_and_nested_batches(declare):
+def test_the_reference_serves_lists_of_tensors_and_nested_batches(declare):
     op = declare(
         "(Tensor[] xs, float by) -> (Tensor? none, Tensor[] scaled)",
         lambda k, xs, by: (None, [scaled(k, x, by) for x in xs]),
     )
+
+    def both():
+        return _vmap(lambda x: _vmap(lambda x, y: tuple(op([x, y, W], 2.0)[1]))(x, y))(x)
+
     x, y = torch.rand(4, 5, 2, dtype=DOUBLE), torch.rand(5, 3, dtype=DOUBLE)
-    both = _vmap(lambda x: _vmap(lambda x, y: tuple(op([x, y, W], 2.0)[1]))(x, y))(x)
-    assert [t.shape for t in both] == [(4, 5, 2), (4, 5, 3), (4, 5, 3)]
-    for got, t in zip(both, (x, y.expand(4, 5, 3), W.expand(4, 5, 3))):
+    with pytest.raises(DeclarationError, match="has no reference"):
+        both()
+    op.reference(lambda xs, by: (None, [x * by for x in xs]))
+    assert [t.shape for t in both()] == [(4, 5, 2), (4, 5, 3), (4, 5, 3)]
+    for got, t in zip(both(), (x, y.expand(4, 5, 3), W.expand(4, 5, 3))):
         assert torch.equal(got, 2 * t)
-    with pytest.raises(RuntimeError, match="a batch of no items"):
-        _vmap(lambda x: op([x], 2.0)[1][0])(x[:0])
 
 
-def test_a_tensor_is_changed_in_place_if_it_has_the_batch(declare):
+def test_the_reference_changes_a_tensor_that_has_the_batch(declare):
     op = declare(
         "(Tensor(a!) x, Tensor y) -> ()",
         lambda k, x, y: k.scaled[{"T": x.dtype}](x, y, 2.0, x.numel()),
     )
+    op.reference(lambda x, y: (x.copy_(2 * y), None)[1])
     x, y = torch.zeros(3, 2, dtype=DOUBLE), torch.rand(3, 2, dtype=DOUBLE)
     _vmap(lambda x, y: op(x, y) or x)(x, y)
     assert torch.equal(x, 2 * y)
-    with pytest.raises(RuntimeError, match="changes a tensor without a batch dimension"):
+    with pytest.raises(RuntimeError, match="vmap"):
         _vmap(lambda y: op(x[0], y) or y)(y)
