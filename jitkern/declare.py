@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitkern.calls.signature import Signature
-from jitkern.config import hide_internal_frames
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import attach, discover, registering
 from jitkern.op.declaration import Declaration
@@ -50,7 +49,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@hide_internal_frames
 def kernel(
     schema: str,
     *,
@@ -73,7 +71,7 @@ def kernel(
 
     Raises DeclarationError.
     """
-    frame = sys._getframe(2)  # above `hide_internal_frames`
+    frame = sys._getframe(1)
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
     try:
         module = str(frame.f_globals.get("__name__", ""))

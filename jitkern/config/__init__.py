@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from jitkern._fork import after_fork
 from jitkern._lazy import on_first_use
@@ -33,7 +31,7 @@ from jitkern.config.settings import (
     tools_in,
 )
 from jitkern.config.values import duration_of, size_of
-from jitkern.errors import SettingError, meant, nearest
+from jitkern.errors import meant, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,19 +57,15 @@ __all__ = [
     "current",
     "duration_of",
     "follow_preferences",
-    "hide_internal_frames",
     "number_of",
     "preferences",
     "preferred",
     "renew",
     "size_of",
-    "trim",
     "unknown_variables",
     "using",
 ]  # fmt: skip
 
-F = TypeVar("F", bound=Callable[..., Any])
-_OUR_MISTAKES = (AssertionError, AttributeError, LookupError, NameError)
 _current: Config | None = None  # the settings of the process
 _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
 _listeners: list[Callable[[], None]] = []
@@ -244,62 +238,3 @@ def _configure_log(level: str) -> None:
     if level != "warning" and logger.handlers == [_unhandled]:
         logger.setLevel(level.upper())
         _unhandled.setLevel(level.upper())
-
-
-def hide_internal_frames(function: F) -> F:
-    """Wrap `function`, so that its errors show only the user's frames; see `trim`."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as e:
-            trim(e)
-            raise
-
-    return call  # type: ignore[return-value]
-
-
-def trim(error: BaseException) -> None:
-    """Remove jitkern's frames from the traceback of the current error and of its causes.
-
-    For the outermost of our functions: `except BaseException as e: trim(e); raise`. Frames of Torch
-    and Python that our functions called are removed too. Everything stays with
-    JITKERN_TRACEBACK=full, and for an error that looks like a bug of jitkern.
-    """
-    with contextlib.suppress(SettingError):
-        if current().traceback == "full":
-            return
-    behind: list[BaseException | None] = [error]
-    seen = set()
-    for e in behind:
-        if e is not None and id(e) not in seen:
-            seen.add(id(e))
-            behind += (e.__cause__, e.__context__)
-            kept, ours = _of_the_user(e.__traceback__)
-            if not (ours and isinstance(e, _OUR_MISTAKES)):
-                e.__traceback__ = kept
-    if sys.version_info < (3, 11):  # where `raise` takes the traceback from the thread
-        import ctypes
-
-        handled = [ctypes.py_object(v) for v in (type(error), error, error.__traceback__)]
-        for value in handled:
-            ctypes.pythonapi.Py_IncRef(value)
-        ctypes.pythonapi.PyErr_SetExcInfo(*handled)
-
-
-def _of_the_user(traceback: TracebackType | None) -> tuple[TracebackType | None, bool]:
-    """Return a traceback without jitkern's frames, and whether the last one was jitkern's."""
-    kept, ours = [], False
-    while traceback:
-        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
-        top = name.partition(".")[0]
-        ours = (ours and (top == "torch" or top in sys.stdlib_module_names)) or (
-            top == "jitkern" and not name.startswith("jitkern.kernels_src.")
-        )
-        kept += [] if ours else [traceback]
-        traceback = traceback.tb_next
-    result = None
-    for entry in reversed(kept):
-        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return result, ours

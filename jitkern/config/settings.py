@@ -138,7 +138,6 @@ class Config:
     offline: bool = _setting(v.switch, "`1`: no remote is asked", "`0`", False)
     log: str = _setting(*v.choice("warning", "info", "debug"), "warnings only", "warning")
     verbose: bool = _setting(v.switch, "`1`: show what compilers run and print", "`0`", False)
-    traceback: str = _setting(*v.choice("short", "full"), "`short`: without our frames", "short")
     trusted: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)
     trusted_keys: tuple[str, ...] = _setting(v.keys, "public keys", "none", (), file_only=True)
     signed: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         record: str | Path | None
         log: Literal["warning", "info", "debug"]
         verbose: bool | Literal["0", "1"]
-        traceback: Literal["short", "full"]
         cuda_home: str | Path | None
         cc: str
         cxx: str

@@ -17,7 +17,6 @@ from jitkern.source.build_environment import ENVIRONMENT
 Paths = Sequence["str | os.PathLike[str]"]
 
 
-@config.hide_internal_frames
 def load_inline(
     name: str,
     cpp_sources: str | Sequence[str],
@@ -70,7 +69,6 @@ def load_inline(
     return _answer(call, build_directory, verbose=verbose)
 
 
-@config.hide_internal_frames
 def load(
     name: str,
     sources: str | os.PathLike[str] | Paths,

@@ -235,7 +235,6 @@ class _RecordedPlainly(torch.autograd.Function):
         return result
 
     @staticmethod
-    @config.hide_internal_frames
     def backward(ctx: Any, *grads: Any) -> Any:
         gradient, needed = ctx.gradient, ctx.needs_input_grad
         order = gradient.order
@@ -276,7 +275,6 @@ class _Recorded:
         return result if call.returned == [None] else tuple(_flat(results))
 
     @staticmethod
-    @config.hide_internal_frames
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = zip(ctx.kept, _grouped(ctx.saved_tensors, ctx.kept.values()))
         values = {**ctx.plain, **dict(kept)}
@@ -307,7 +305,6 @@ class _Refusal:
     """Autograd function whose backward pass raises."""
 
     @staticmethod
-    @config.hide_internal_frames
     def backward(ctx: Any, *_: Any) -> Any:
         op: DeclaredOp = ctx.op
         raise DeclarationError(

@@ -182,10 +182,9 @@ class Op(DeclaredOp, Generic[Result]):
             cause = cause_of(e) if isinstance(e, RuntimeError) else e
             context = cause.__context__
             try:
-                raise cause  # noqa: TRY301  this frame goes below
+                raise cause  # noqa: TRY301  its context is set below
             except BaseException:
                 cause.__context__ = context  # without the RuntimeError in its place
-                config.trim(cause)
                 raise
             finally:
                 del cause, context  # the traceback holds this frame, and the arguments
@@ -207,7 +206,6 @@ class Op(DeclaredOp, Generic[Result]):
                 self._declaration = before._replace(**parts)
         return before
 
-    @config.hide_internal_frames
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and fallback. Raises DeclarationError."""
         self._check_parameters("reference", function, self._names)
@@ -215,7 +213,6 @@ class Op(DeclaredOp, Generic[Result]):
             self._forget_compiled()
         return function
 
-    @config.hide_internal_frames
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
         """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
         self._check_kinds("launch", kinds)
@@ -235,7 +232,6 @@ class Op(DeclaredOp, Generic[Result]):
 
         return keep
 
-    @config.hide_internal_frames
     def tune(
         self, *kinds: str, key: Function | None = None, inputs: Function | None = None,
         cold: bool = False,
@@ -306,7 +302,6 @@ class Op(DeclaredOp, Generic[Result]):
                 f"with ({', '.join(names)})"
             )
 
-    @config.hide_internal_frames
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
         self._check_parameters("fake", function, self._names)
@@ -314,7 +309,6 @@ class Op(DeclaredOp, Generic[Result]):
             self._forget_compiled()
         return function
 
-    @config.hide_internal_frames
     def backward(self, function: Function) -> Function:
         """Decorator: the gradient. Called with an op, it makes that op the gradient.
 
@@ -328,7 +322,6 @@ class Op(DeclaredOp, Generic[Result]):
         self._follow_gradient()
         return function
 
-    @config.hide_internal_frames
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
         """Decorator: `f(device)` yields argument tuples (or single tensors).
 
@@ -339,7 +332,6 @@ class Op(DeclaredOp, Generic[Result]):
         self._drawn = None
         return function
 
-    @config.hide_internal_frames
     def cost(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns `(bytes, flops)`, what a call must move and compute.
 

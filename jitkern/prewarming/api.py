@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from jitkern.prewarming.jobs import Executor
 
 
-@config.hide_internal_frames
 def prewarm(
     ops: Iterable[Op | str | OpCalls] = (),
     targets: Iterable[Target | str] = (),

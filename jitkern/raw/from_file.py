@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import config
 from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.call import Call, variant_of
@@ -58,7 +57,6 @@ class FileKernel(RawKernel):
         """The variant that is compiled for these template arguments."""
         return variant_of(self.op, self.source, self._call((), {}))[0]
 
-    @config.hide_internal_frames
     def compile(self, target: Target | str | None = None) -> Entry:
         """Return the kernel's entry in the cache, built if need be; a named target needs no device.
 
@@ -90,11 +88,7 @@ class CudaKernel(FileKernel):
         keywords = {"grid": grid, "block": block, "smem": smem}
         keywords |= {"cooperative": cooperative, "pdl": pdl}
         keywords |= {} if cluster is None else {"cluster": cluster}
-        try:
-            self._start(self._call(args, keywords))
-        except BaseException as e:
-            config.trim(e)
-            raise
+        self._start(self._call(args, keywords))
 
 
 class CppKernel(FileKernel):
@@ -104,14 +98,9 @@ class CppKernel(FileKernel):
 
     def __call__(self, *args: Any) -> None:
         """Run the function. Raises LaunchError for arguments that do not fit its parameters."""
-        try:
-            self._start(self._call(args, {}))
-        except BaseException as e:
-            config.trim(e)
-            raise
+        self._start(self._call(args, {}))
 
 
-@config.hide_internal_frames
 def cuda_kernel(
     path: str | Path = "",
     name: str = "",
@@ -144,7 +133,6 @@ def cuda_kernel(
     return kernel[template] if template else kernel
 
 
-@config.hide_internal_frames
 def cpp_kernel(
     path: str | Path = "",
     name: str = "",
@@ -182,20 +170,20 @@ def _source(
             f'give either a file and a function, ("scale{kind.suffixes[0]}", "scale"), or a text '
             'and a function, (text=..., name="scale")'
         )
-    frame = sys._getframe(3)  # above `hide_internal_frames`
+    frame = sys._getframe(2)
     if text:
         plain = re.sub(r"\W.*", "", cpp_text.last_name(name))
         file = f"{plain or 'text'}{kind.suffixes[0]}"
         folder = Path(frame.f_globals.get("__file__", "text")).absolute().parent
         rest |= {"text": text, "written_at": [(0, 0, frame.f_code.co_filename, frame.f_lineno)]}
     else:
-        place = place_of(path, depth=4)
+        place = place_of(path, depth=3)
         file, folder = place.name, place.parent
     source = kind(file, folder=str(folder), include=include, **rest)
     roots = []
     for root in source.include:
         beside = folder / root.path
-        found = beside if beside.is_dir() else place_of(root.path, depth=4, folder=True)
+        found = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
         roots.append(root._replace(path=str(found)))
     return source.replace(include=tuple(roots))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitkern import config, jit, source
+from jitkern import jit, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, all_configurations, variant_of
@@ -70,11 +70,7 @@ class TritonKernel(RawKernel):
         keywords: arguments by name, constexprs among them, and `num_warps` and the like.
         Raises LaunchError.
         """
-        try:
-            return self._start(self._call(args, {"grid": grid, **keywords}))
-        except BaseException as e:
-            config.trim(e)
-            raise
+        return self._start(self._call(args, {"grid": grid, **keywords}))
 
     def run(
         self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any
@@ -98,7 +94,6 @@ class TritonKernel(RawKernel):
         expanded = all_configurations(self.op, self.source, call)
         return [variant_of(self.op, self.source, expansion)[0] for expansion in expanded]
 
-    @config.hide_internal_frames
     def compile(
         self, *args: Any, target: Target | str | None = None, **keywords: Any
     ) -> list[Entry]:
@@ -155,7 +150,6 @@ class TritonKernel(RawKernel):
         return Call(self.function, tuple(template), tuple(rest), options)
 
 
-@config.hide_internal_frames
 def triton_kernel(
     function: Any, *, environment: Sequence[str] = (), target: Target | str | None = None
 ) -> TritonKernel:

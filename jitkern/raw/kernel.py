@@ -73,7 +73,7 @@ def target_of(target: Target | str | None) -> Target | None:
     return Target.parse(target) if isinstance(target, str) else target
 
 
-def place_of(path: str | Path, depth: int = 3, *, folder: bool = False) -> Path:
+def place_of(path: str | Path, depth: int = 2, *, folder: bool = False) -> Path:
     """Return a file or folder, relative to the file of the caller `depth` frames up, else to here.
 
     Raises DeclarationError.

@@ -161,7 +161,6 @@ class Source:
             cls.__doc__ += Source.__doc__.partition("\n")[2]
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
-    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -335,7 +334,6 @@ class Cuda(Source):
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.cuda.nvrtc:Nvrtc"
 
-    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -366,7 +364,6 @@ class Cpp(Source):
     runs: ClassVar[str] = HOST
     compiler: ClassVar[str] = "jitkern.compilers.cpp.cc:Cc"
 
-    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -391,7 +388,6 @@ class Triton(Source):
     seconds: ClassVar[float] = 1.0
     in_python: ClassVar[bool] = True
 
-    @config.hide_internal_frames
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
             files, more = source_room.triton_function.source_of(files)
@@ -439,7 +435,6 @@ class Extension(Source):
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
     seconds: ClassVar[float] = 20.0
 
-    @config.hide_internal_frames
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
