@@ -9,27 +9,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from jitkern.cache import VERSION, layout
 from jitkern.cache.entry import Entry
-from jitkern.cache.key import Key, canonical
+from jitkern.cache.key import Key
 from jitkern.cache.manifest import LOG, NAME
 from jitkern.errors import CacheError
 from jitkern.files import atomic, trust
 
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that removed entries stay in the trash, for processes that still read them
-REMEMBERED = 600.0  # seconds for which a failed build need not be repeated
 QUARANTINED = 20  # damaged entries and logs that are kept for the user to look at
-_FAILURE = "failure.json"
 _log = logging.getLogger(__name__)
 
 
@@ -128,31 +124,15 @@ class Root:
             errno=e.errno,
         )
 
-    def keep_log(self, key: Key, staging: Path, failure: object = None) -> Path:
-        """Keep the log of a failed build in the quarantine, and return its path.
-
-        failure: plain values for JSON, which `failure` returns for `REMEMBERED` seconds.
-        """
+    def keep_log(self, key: Key, staging: Path) -> Path:
+        """Keep the log of a failed build in the quarantine, and return its path."""
         folder = self._quarantine_path(key.name)
         with contextlib.suppress(OSError):
             atomic.make_directory(folder.parent, 0o700, fsync=False)
             folder.mkdir()
             shutil.copy(staging / LOG, folder / LOG)
-            if failure:
-                (folder / _FAILURE).write_bytes(canonical(failure))
             self._bound_quarantine()
         return folder / LOG
-
-    def failure(self, key: Key) -> tuple[float, Path, Any] | None:
-        """How many seconds ago the last build of a key failed, its log, and what was kept of it."""
-        bad = self.root / VERSION / "bad"
-        for name in reversed(layout.names(bad)):
-            age = time.time() - (layout.set_aside_at(name) or 0.0)
-            if name.endswith(f".{key.name}") and 0 <= age < REMEMBERED:
-                with contextlib.suppress(OSError, ValueError):
-                    told = json.loads((bad / name / _FAILURE).read_bytes())
-                    return age, bad / name / LOG, told
-        return None
 
     def _trash(self, path: Path) -> None:
         trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"

@@ -33,12 +33,6 @@ MISSING_HEADER = (
     r'(?:cannot|could not) open source file "([^"]+)"'
     r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
 )
-_AT_A_LINE = r"(?m)^[^\s:(][^:(\n]*(?::\d+(?::\d+)?|\(\d+\)): error\b"
-_OF_THE_MOMENT = (
-    rf"{MISSING_HEADER}|(?i:\bkilled\b|internal (?:compiler )?error|bad_alloc|out of memory"
-    r"|(?:memory|resources) exhausted|allocate memory|memory allocation|no space left|bus error"
-    r"|segmentation fault|too many open files|input/output error|permission denied|not end within)"
-)
 _WIDEST = 200  # of a source line in a message
 _LONGEST = 2000  # characters of an error in a message
 _MOST = 1 << 19  # characters of the output of a compiler that are looked through and kept
@@ -199,11 +193,6 @@ def compile_error(
         command=shlex.join(command),
         log=output,
     )
-
-
-def refuses_text(output: str) -> bool:
-    """Whether a compiler refused a line of the source itself, so that it will again."""
-    return bool(re.search(_AT_A_LINE, output)) and not re.search(_OF_THE_MOMENT, output)
 
 
 def _bounded(text: str, most: int) -> str:

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import compilers, config, source
+from jitkern import config, source
 from jitkern.cache import events
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import Manifest
-from jitkern.cache.root import REMEMBERED, reason_of
+from jitkern.cache.root import reason_of
 from jitkern.cache.store import Cache, Entry
 from jitkern.errors import (
     CacheError,
@@ -30,15 +30,11 @@ from jitkern.jit.active_cache import open_cache
 from jitkern.jit.announcement import announced
 from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, report
 from jitkern.source.closure import states
-from jitkern.source.includes import included
 from jitkern.source.key import package_of
 from jitkern.source.kinds import SOURCES, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
-
-
-REPEATED = 1.0  # seconds up to which a compile that failed is repeated
 
 
 def lock_name(key: Key) -> str:
@@ -120,9 +116,6 @@ def _built(
     _check_version(request)
     _check_include(variant.op, variant.source)
     anew = reason == REFRESH.reason
-    slow = variant.source.seconds > REPEATED
-    if slow and not anew:
-        _raise_again(cache, request)
     before = states(request.closure.paths)
     try:
         built = request.compiler.compile_parts(
@@ -134,10 +127,7 @@ def _built(
         if edited or not staging.is_dir():
             return None, current
         if e.log:
-            told = None
-            if slow and _is_repeatable(request, e):
-                told = {**vars(e), "message": str(e), "inputs": _inputs(request)}
-            log = cache.keep_log(request.key, staging, told)
+            log = cache.keep_log(request.key, staging)
             e.args = (f"{e}\nfull log: {log}",)
         raise
     except OSError as e:
@@ -147,34 +137,6 @@ def _built(
     current = request.again()
     edited = current.key != request.key or states(current.closure.paths) != before
     return None if edited else built, current
-
-
-def _raise_again(cache: Cache, request: Request) -> None:
-    """Raise the error of a build that failed a short time ago, if it would fail again."""
-    found = cache.failure(request.key)
-    if found and found[2].get("inputs") == _inputs(request):
-        age, log, told = found
-        message, _ = told.pop("message"), told.pop("inputs")
-        raise CompileError(
-            f"{message}\nfull log: {log}\nIt failed {age:.0f} s ago with the same key and "
-            f"compiler. It is not retried for {REMEMBERED:.0f} s, unless you delete {log.parent}",
-            **told,
-        )
-
-
-def _inputs(request: Request) -> dict[str, object]:
-    """Return the key, and the compilers that its digest leaves out: a failure depends on both."""
-    told = config.current().environment
-    identities = request.compiler.identities(request.variant.source, request.exact)
-    tools = [config.current().cxx, *(told.get(name, "") for name in ("CC", "PYTORCH_NVCC"))]
-    return {"digest": request.key.digest, "compilers": identities, "tools": tools}
-
-
-def _is_repeatable(request: Request, e: CompileError) -> bool:
-    """Whether the compiler refused the source text, which the key covers."""
-    return compilers.result.refuses_text(e.log) and not any(
-        included(path.read_bytes())[1] for path in request.closure.paths
-    )
 
 
 def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:
