@@ -9,33 +9,21 @@ from collections.abc import Iterator
 
 from jitkern._lazy import IMPORTED
 from jitkern._version import __version__
-from jitkern.source.kinds import SOURCES, Generated, Source
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports less
-_ROOMS = ("launch", "source", "trace")  # which decide what a trace gives
-FILES = (  # beside these rooms: what turns sources, the machine and the runtime into keys, too
-    "cache/key.py", "cache/records.py", "calls/signature.py", "compilers/__init__.py",
-    "jit/request.py", "runtime/specializer.py", "runtime/program.c", "runtime/records.py",
-    "runtime/runtime.c", "target.py",
-)  # fmt: skip
+# Which decide the keys of kernels, what a trace gives, and how C runs it.
+_ROOMS = ("cache", "calls", "compilers", "jit", "launch", "runtime", "source", "trace")
 _TICK = 50_000_000  # nanoseconds within which two changes of a file may have one time
 _COARSE = 2_000_000_000  # on a file system whose times are whole seconds
 
 
 def paths() -> Iterator[str]:
     """Yield the files of jitkern on whose content launch records depend."""
-    for name in FILES:
-        yield f"{_PACKAGE}/{name}"
-    kinds: list[type[Source]] = [*SOURCES.values(), Generated]
-    for kind in kinds:
-        package, _, inside = kind.compiler.partition(":")[0].partition(".")
-        if package == __package__.partition(".")[0]:
-            path = f"{_PACKAGE}/{inside.replace('.', '/')}"
-            yield f"{path}/__init__.py" if os.path.isdir(path) else f"{path}.py"  # noqa: PTH112
+    yield f"{_PACKAGE}/target.py"
     folders = [f"{_PACKAGE}/{room}" for room in _ROOMS]
     for folder in folders:  # it grows
         for item in os.scandir(folder):
-            if item.name.endswith(".py"):
+            if item.name.endswith((".py", ".c")):
                 yield item.path
             elif item.name != "__pycache__" and item.is_dir():
                 folders.append(item.path)
@@ -57,5 +45,5 @@ def digest() -> str:
 
 def is_what_runs() -> bool:
     """Return whether none of these files has changed since, or just before, the import."""
-    changed = max(os.stat(path).st_ctime_ns for path in paths())  # noqa: PTH116  sixty
+    changed = max(os.stat(path).st_ctime_ns for path in paths())  # noqa: PTH116  a hundred
     return changed + (_TICK if changed % 10**9 else _COARSE) <= IMPORTED
