@@ -9,7 +9,6 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.trace import (
         copying as copying,
-        description as description,
         fast_check as fast_check,
         lists as lists,
         program as program,
