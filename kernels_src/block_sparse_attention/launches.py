@@ -7,24 +7,24 @@ import torch
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Queries and keys of a tile, warps, and stages of the pipeline, the best first: what fits in shared
 # memory is taken. By the bytes of an element, each with the padded d up to which it holds.
-FORWARD = {
-    2: ((64, (128, 128, 8, 3)), (64, (128, 64, 4, 3)), (128, (128, 64, 8, 3)),
-        (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
-        (256, (64, 64, 4, 2)), (256, (64, 32, 4, 2))),
-    4: ((64, (32, 32, 8, 1)), (128, (16, 32, 8, 1)), (256, (16, 16, 8, 1))),
-    8: ((256, (16, 16, 4, 1)),),
-}  # fmt: skip
+FORWARD = (
+    (2, ((64, (128, 128, 8, 3)), (64, (128, 64, 4, 3)), (128, (128, 64, 8, 3)),
+         (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
+         (256, (64, 64, 4, 2)), (256, (64, 32, 4, 2)))),
+    (4, ((64, (32, 32, 8, 1)), (128, (16, 32, 8, 1)), (256, (16, 16, 8, 1)))),
+    (8, ((256, (16, 16, 4, 1)),)),
+)  # fmt: skip
 # For the gradient of queries.
-BACKWARD_Q = {
-    2: ((128, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
-        (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (32, 32, 4, 1))),
-    4: ((128, (32, 32, 8, 1)), (256, (16, 16, 8, 1))),
-    8: ((256, (16, 16, 4, 1)),),
-}  # fmt: skip
-BACKWARD_K = {  # the same, of which keys are the side that stays
-    size: tuple((d, (n, m, warps, stages)) for d, (m, n, warps, stages) in forms)
-    for size, forms in BACKWARD_Q.items()
-}
+BACKWARD_Q = (
+    (2, ((128, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
+         (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (32, 32, 4, 1)))),
+    (4, ((128, (32, 32, 8, 1)), (256, (16, 16, 8, 1)))),
+    (8, ((256, (16, 16, 4, 1)),)),
+)  # fmt: skip
+BACKWARD_K = tuple(  # the same, of which keys are the side that stays
+    (size, tuple((d, (n, m, warps, stages)) for d, (m, n, warps, stages) in forms))
+    for size, forms in BACKWARD_Q
+)
 
 
 def check(name, q, k, v, lists, block_q, block_k):
@@ -157,8 +157,8 @@ def form(k, table, q, block_q, block_k):
     most, with patterns of bits.
     """
     d, size, staying = _padded(q.shape[3]), q.element_size(), 1 if table is FORWARD else 2
-    best = None
-    for most, each in table[size]:
+    best, forms = None, next(forms for each, forms in table if each == size)
+    for most, each in forms:
         m, n, _, stages = each
         buffers = stages if k.capability >= (9, 0) else max(stages - 1, 1)
         needed = (staying * max(m, n) + 2 * buffers * min(m, n)) * d * size + 2048
@@ -168,7 +168,7 @@ def form(k, table, q, block_q, block_k):
             needed += (4 + 2 * staying) * m * n
         if best is None and d <= most and needed <= k.shared_memory_per_block:
             best = each
-    most_m, most_n, warps, stages = best or table[size][-1][1]
+    most_m, most_n, warps, stages = best or forms[-1][1]
     m, n = _divisor(block_q, most_m), _divisor(block_k, most_n)
     return m, n, warps if m == most_m and n == most_n else 4, stages
 

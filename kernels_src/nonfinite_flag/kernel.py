@@ -24,7 +24,9 @@ nonfinite_flag_ = kernel(
     prewarm=[_listed(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in (128, 512)],
 )
 
-EXPONENTS = {torch.float32: 8, torch.float16: 5, torch.bfloat16: 8, torch.float64: 11}  # in bits
+EXPONENTS = (  # of dtypes, in bits
+    (torch.float32, 8), (torch.float16, 5), (torch.bfloat16, 8), (torch.float64, 11),
+)  # fmt: skip
 CHUNK = 65536  # values that a block reads; a multiple of 16 bytes, which keeps the alignment
 
 
@@ -49,8 +51,9 @@ def _check(name, flag, code):
 
 
 def _template(name, dtype):
-    torch._check(dtype in EXPONENTS, lambda: f"{name}: tensors must be floating point, got {dtype}")
-    return {"T": dtype, "EXPONENT": EXPONENTS[dtype]}
+    bits = [bits for each, bits in EXPONENTS if each == dtype]
+    torch._check(len(bits) == 1, lambda: f"{name}: tensors must be floating point, got {dtype}")
+    return {"T": dtype, "EXPONENT": bits[0]}
 
 
 @nonfinite_flag_tensor_.launch("cuda")
@@ -71,7 +74,7 @@ def _(k, x, flag, code):
 
 @nonfinite_flag_tensor_.samples
 def _(device):
-    for dtype in EXPONENTS:
+    for dtype, _ in EXPONENTS:
         for shape in ((1000,), (3, 7, 33), (), (0,)):
             yield torch.randn(shape, dtype=dtype, device=device), _flag(device)
         for value in ("inf", "-inf", "nan"):
@@ -117,7 +120,7 @@ def _(device):
     yield [], _flag(device)
     yield some(torch.bfloat16), _flag(device)
     yield some(torch.float16, torch.float64) + some(torch.float32, torch.float16), _flag(device)
-    for dtype in EXPONENTS:
+    for dtype, _ in EXPONENTS:
         bad = some(dtype, torch.float32)
         bad[-1][-1] = float("inf")
         yield bad, _flag(device, 1), 2

@@ -12,7 +12,7 @@ from jitkern.kernels_src import norms
 
 CPU = Cpp("rms_norm.cpp", native=True, openmp=True)
 LEAST = 2.0**-126  # of the units of quantized rows but 0: the reciprocal is finite, too
-QUANTIZED = {"int8": (torch.int8, 127.0), "float8_e4m3fn": (torch.float8_e4m3fn, 448.0)}
+QUANTIZED = ("int8", torch.int8, 127.0), ("float8_e4m3fn", torch.float8_e4m3fn, 448.0)
 
 rms_norm = kernel(
     "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6, float offset=0.0) -> Tensor",
@@ -43,7 +43,7 @@ def reference(x, weight, eps, offset):
 
 def quantized(y, dtype):
     """Return numbers in units of each row's largest, and the units, none below LEAST but 0."""
-    kind, most = QUANTIZED[dtype]
+    kind, most = next((kind, most) for text, kind, most in QUANTIZED if text == dtype)
     top = y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
     # Not `most / top`, which is the reciprocal times most and so may be another number.
     per_unit = (torch.full_like(top, most) / top).clamp(max=1 / LEAST)
@@ -55,10 +55,11 @@ def quantized(y, dtype):
 
 def kind_of(name, dtype):
     """Return the dtype of quantized numbers."""
-    for text, (kind, _) in QUANTIZED.items():
+    for text, kind, _ in QUANTIZED:
         if dtype == text:
             return kind
-    torch._check(False, lambda: f"{name}: dtype must be one of {', '.join(QUANTIZED)}, got {dtype}")
+    texts = ", ".join(text for text, *_ in QUANTIZED)
+    torch._check(False, lambda: f"{name}: dtype must be one of {texts}, got {dtype}")
     return torch.int8
 
 

@@ -78,7 +78,7 @@ def test_the_gradient_op_of_an_author_has_torch_s_own_loop(declare):
     torch.testing.assert_close(found, singly([out], [x], [grads]))
 
 
-def test_the_reference_serves_lists_of_tensors_and_nested_batches(declare):
+def test_the_reference_serves_lists_and_nested_batches(declare):
     op = declare(
         "(Tensor[] xs, float by) -> (Tensor? none, Tensor[] scaled)",
         lambda k, xs, by: (None, [scaled(k, x, by) for x in xs]),
