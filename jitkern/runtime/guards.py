@@ -1,11 +1,10 @@
 """Guards of a `World`, as C checks them at each call: words of memory that must not change.
 
-The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells, the
-size of dicts and the class of modules are words of the objects themselves. A namespace has a
-version as its word: up to Python 3.11 the version that every dict has; from 3.12 on a count that a
-dict watcher raises. After a change of the version, C compares the names of the namespace one by one
-under the lock of the interpreter, which takes 0.2 us, and stores the new version if all names are
-unchanged. Of a dict that is followed it compares the items, in their order.
+The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells and the
+class of modules are words of the objects themselves. A namespace has a version as its word: up to
+Python 3.11 the version that every dict has; from 3.12 on a count that a dict watcher raises. After
+a change of the version, C compares the names of the namespace one by one under the lock of the
+interpreter, which takes 0.2 us, and stores the new version if all names are unchanged.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Guard(ctypes.Structure):
     """`World` in runtime.c. The guard keeps alive the objects whose addresses it holds."""
 
     _fields_ = (
-        ("fixed", c_int), ("namespaces", c_int), ("names", c_int), ("bindings", c_int),
-        ("words", c_void_p), ("bound", c_void_p),
+        ("fixed", c_int), ("namespaces", c_int), ("bindings", c_int), ("words", c_void_p),
+        ("bound", c_void_p),
     )  # fmt: skip
 
 
@@ -61,12 +60,11 @@ class Guards:
             for function, *parts in world.functions
             for name, part in zip(_PARTS, parts)
         ]
-        for owner, name, value in world.members:
-            word = len(owner) if name == "size" else _in_c(value)
-            fixed.append((id(owner) + (_CLASS if name == "__class__" else _CONTENT), word))
-        tables = world.tables.values()
+        fixed += [
+            (id(owner) + (_CLASS if name == "__class__" else _CONTENT), _in_c(value))
+            for owner, name, value in world.members
+        ]
         namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
-        namespaces.update((id(table.value), table.value) for table in tables)
         versions = [self._version(namespace) for namespace in namespaces.values()]
         if len(versions) > READ or None in versions:
             return None
@@ -77,17 +75,12 @@ class Guards:
             (id(namespace), id(name), _in_c(value), numbers[id(namespace)])
             for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
-        bound += [
-            (id(table.value), id(key), id(value), numbers[id(table.value)])
-            for table in tables
-            for key, value in table.items
-        ]
         if not world.holds():  # a value has changed since the trace
             return None
         word_array = (_Word * len(words))(*words)  # type: ignore[misc]
         bound_array = (_Binding * len(bound))(*bound)  # type: ignore[misc]
         guard = Guard(
-            len(fixed), len(versions), len(names), len(bound), ctypes.addressof(word_array),
+            len(fixed), len(versions), len(bound), ctypes.addressof(word_array),
             ctypes.addressof(bound_array),
         )  # fmt: skip
         guard.alive = (word_array, bound_array, world, names)
@@ -112,7 +105,7 @@ def _in_c(address: int) -> int:
     return 0 if address == id(ABSENT) else address
 
 
-_CONTENT = 16  # bytes from the head of a cell to its content, of a dict to its size
+_CONTENT = 16  # bytes from the head of a cell to its content
 _CLASS = 8  # and of an object to its class
 _DICTS_HAVE_VERSIONS = sys.version_info[:2] < (3, 12)
 _PARTS = ("__code__", "__defaults__", "__kwdefaults__")

@@ -80,7 +80,6 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i32 (*PyGILState_Ensure)(void);
   void (*PyGILState_Release)(i32);
   void *(*PyDict_GetItemWithError)(void *, void *);
-  i32 (*PyDict_Next)(void *, i64 *, void **, void **);
   void (*PyErr_SetInterrupt)(void);
   double (*pow)(double, double);
   /* of the CUDA driver: null where there is none */

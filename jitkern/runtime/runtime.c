@@ -13,7 +13,7 @@ typedef struct {
   i64 word;                       /* the place of the namespace's version among the versions */
 } Binding;
 typedef struct {
-  i32 fixed, namespaces, names, bindings; /* after the names, the items of dicts in their order */
+  i32 fixed, namespaces, bindings;
   Word *words;
   const Binding *bound;
 } World;
@@ -237,21 +237,13 @@ static void changed(Handle handle, i32 inference) {
 /* Whether all names have their old values, though some namespaces have changed. */
 static i32 renewed(World *world) {
   u64 now[READ];
-  i64 place = 0;
   Word *words = world->words + world->fixed;
   i32 same = 1, locked = api.PyGILState_Ensure();
   for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
   for (i32 i = 0; i < world->bindings && same; i++) {
     const Binding *bound = &world->bound[i];
     if (now[bound->word] == __atomic_load_n(&words[bound->word].seen, __ATOMIC_RELAXED)) continue;
-    if (i < world->names) {
-      same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
-      continue;
-    }
-    void *name, *value;
-    if (i == world->names || bound->namespace != bound[-1].namespace) place = 0;
-    same = api.PyDict_Next(bound->namespace, &place, &name, &value) && name == bound->name &&
-           value == bound->value;
+    same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
   }
   for (i32 i = 0; i < world->namespaces && same; i++)
     __atomic_store_n(&words[i].seen, now[i], __ATOMIC_RELAXED);

@@ -37,16 +37,14 @@ class CodeNames(NamedTuple):
     """The names that one function reads.
 
     attributes: all that its code reads of any value. handlers: where the code may catch an error,
-    which a trace may raise for other reasons. changes: whether the code sets or deletes items.
-    compares: where the code may ask if two values are one object. sets: whether the code makes a
-    set for more than `in`.
+    which a trace may raise for other reasons. compares: where the code may ask if two values are
+    one object. sets: whether the code makes a set for more than `in`.
     """
 
     reads: tuple[Read, ...]
     attributes: frozenset[str]
     refusals: tuple[Refusal, ...]
     handlers: tuple[Refusal, ...]
-    changes: bool
     compares: tuple[Refusal, ...]
     sets: bool
 
@@ -71,7 +69,6 @@ _PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _OF_AROUND = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _OF_SETS = frozenset(("BUILD_SET", "SET_ADD"))
-_CHANGING = frozenset(("STORE_SUBSCR", "DELETE_SUBSCR"))
 _VIEWS = frozenset(("items", "keys"))  # of a dict: operators make sets of these
 _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
@@ -84,9 +81,9 @@ def code_names(code: types.CodeType) -> CodeNames:
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
         for field, value in _scan(listed, part.co_firstlineno, around):
             found[field].append(value)
-    reads, attributes, refusals, handlers, changes, compares, sets = map(tuple, found.values())
+    reads, attributes, refusals, handlers, compares, sets = map(tuple, found.values())
     names = frozenset(attributes)
-    return CodeNames(reads, names, refusals, handlers, bool(changes), compares, bool(sets))
+    return CodeNames(reads, names, refusals, handlers, compares, bool(sets))
 
 
 def _parts(
@@ -109,8 +106,6 @@ def _scan(
         name, value = instruction.opname, instruction.argval
         positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
         line = (positions.lineno if positions else instruction.starts_line) or line
-        if name in _CHANGING:
-            yield "changes", True
         if _makes_set(listed, at):
             yield "sets", True
         if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):

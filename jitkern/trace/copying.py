@@ -10,7 +10,6 @@ from typing import Any
 from jitkern.trace.values import ABSENT
 from jitkern.trace.world import (
     Called,
-    FollowedDict,
     FollowedFunction,
     Function,
     Known,
@@ -35,16 +34,6 @@ def copies(
     return [copying.function(number) for number in world.entries]
 
 
-class ReadOnlyDict(dict[Any, Any]):
-    """A dict as a trace sees it, read-only: a change would have to reach the real dict."""
-
-    def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError("a change of a dict of the module cannot be traced")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-
 class _Copying:
     """Copies a world's functions, each once, with separate scopes."""
 
@@ -59,7 +48,6 @@ class _Copying:
         self._trap = trap
         self._functions: dict[int, types.FunctionType] = {}
         self._traps: dict[int, Any] = {}
-        self._tables: dict[int, ReadOnlyDict] = {}
 
     def function(self, number: int) -> types.FunctionType:
         """Return the copy of a function."""
@@ -98,14 +86,7 @@ class _Copying:
             if part.number not in self._traps:
                 self._traps[part.number] = self._trap(part.what)
             return self._traps[part.number]
-        value = part.value
-        if isinstance(part, FollowedDict) and self._trap is not None:
-            if id(value) not in self._tables:
-                table = self._tables[id(value)] = ReadOnlyDict()
-                for key, member in part.members.items():
-                    dict.__setitem__(table, key, self._built(member))
-            return self._tables[id(value)]
-        return self._seen.get(id(value), value)
+        return self._seen.get(id(part.value), part.value)
 
 
 def _is_absent(part: Any) -> bool:

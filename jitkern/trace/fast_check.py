@@ -70,14 +70,14 @@ _fast_check = functools.lru_cache(maxsize=1024)(_FastCheck)
 
 
 def from_partial(partial: functools.partial[Any]) -> Function:
-    """Return a Python function that does what a partial does, so that a trace can follow it.
+    """Return a Python function that does what a partial does now, so that a trace can follow it.
 
     Its place in files is that of the function inside.
     """
-    inner, given, named = partial.func, partial.args, partial.keywords  # a dict that may change
+    inner, given, named = partial.func, partial.args, tuple(partial.keywords.items())
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        return inner(*given, *args, **{**named, **kwargs})
+        return inner(*given, *args, **{**dict(named), **kwargs})
 
     code = getattr(inner, "__code__", None)
     if code is not None:

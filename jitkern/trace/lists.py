@@ -84,12 +84,12 @@ class TensorList:
 
     def _refuse(self, *_: object) -> Any:
         raise Unsupported(
-            f"the list `{self._label}` can be asked for its length and its tensors; a change or a "
-            "comparison of the list cannot be traced"
+            f"the list `{self._label}` can be asked for its length and its tensors; a change, a "
+            "comparison or the text of the list cannot be traced"
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __contains__ = _refuse
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = __mul__ = __rmul__ = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = __mul__ = __rmul__ = __repr__ = _refuse
 
     def _tensor(self, index: int) -> TensorProxy:
         """Return a tensor of the list, which is long enough by a guard."""

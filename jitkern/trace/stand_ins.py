@@ -17,7 +17,7 @@ import torch
 
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
-from jitkern.trace.copying import ReadOnlyDict, copies
+from jitkern.trace.copying import copies
 from jitkern.trace.fast_check import check
 from jitkern.trace.lists import TensorList
 from jitkern.trace.tensor_proxy import (
@@ -91,6 +91,8 @@ class _Type(type):
         return hash(cls.real)
 
     def __getattr__(cls, name: str) -> Any:
+        if cls.real is torch.Tensor:  # of the real classes alone, anybody may set its attributes
+            raise Unsupported(f"`{name}` of the class torch.Tensor cannot be traced")
         return getattr(cls.real, name)
 
     def __or__(cls, other: Any) -> Any:
@@ -127,11 +129,19 @@ class _Size(metaclass=_Type):
         return Shape(sizes)
 
 
-for _stand_in in (_Int, _Float, _Size):
+class _Tensor(metaclass=_Type):
+    real = torch.Tensor
+
+    @staticmethod
+    def made(_: Any) -> Any:
+        raise Unsupported("torch.Tensor() cannot be traced: use torch.empty")
+
+
+for _stand_in in (_Int, _Float, _Size, _Tensor):
     _stand_in.__name__ = _stand_in.real.__name__
 _TYPES: dict[Any, Any] = {int: _Int, float: _Float, torch.Size: _Size}
 _CLASSES: dict[Any, Any] = {  # of values of this package, those that Python's answers are of
-    Address: int, ReadOnlyDict: dict, Shape: torch.Size, TensorList: list,
+    Address: int, Shape: torch.Size, TensorList: list,
 }  # fmt: skip
 
 
@@ -234,6 +244,7 @@ _STAND_INS: Mapping[str, Any] = {  # by the names of what they replace
     **{f"torch.{name}": _method(name) for name in _METHODS},
     **{f"torch.{name}": functools.partial(allocated, name) for name in _ALLOCATORS},
     "torch._check": check, "torch.is_tensor": _is_tensor, "torch.Size": _Size,
+    "torch.Tensor": _Tensor,
     "builtins.type": _type_of, "builtins.isinstance": _is_instance, "builtins.len": _length,
     "builtins.hash": _hash, "builtins.int": _Int, "builtins.float": _Float,
     "math.sqrt": _square_root, "math.isnan": _is_nan, "math.isinf": _is_infinite,

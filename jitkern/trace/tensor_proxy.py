@@ -150,6 +150,9 @@ class TensorProxy:
     def __len__(self) -> int:
         raise Unsupported("the length of a tensor cannot be traced: use its shape[0]")
 
+    def __repr__(self) -> str:
+        raise Unsupported("the text of a tensor cannot be traced")
+
     # ------------------------------------------------------------------ properties
 
     def dim(self) -> int:

@@ -62,12 +62,14 @@ def is_inert(value: Any) -> bool:
     """Whether a value that is not followed neither reads nor changes the names of functions.
 
     Known to be so are what Torch defines, functions of C other than `globals`, `eval` and their
-    like, and lists of plain values.
+    like, and containers of plain values.
     """
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is not builtins
-    if type(value) is list:
+    if type(value) in (list, set):
         return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(map(is_plain, (*value, *value.values())))
     if isinstance(value, functools.partial):  # torch.export puts such in place of min and max
         bound = (*value.args, *value.keywords.values())
         return is_inert(value.func) and all(id(one) in _HARMLESS or is_inert(one) for one in bound)

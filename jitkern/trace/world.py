@@ -1,15 +1,15 @@
 """The world of a launch function: all that it depends on besides its arguments.
 
 A `World` is a closed copy of all that a function and the functions it calls can read by a name:
-plain values, functions, dicts, and known parts of Torch, `math`, `operator` and the builtins. Each
-name is kept with the object bound to it, to check whether the function would read the same now
-(`holds`, and in C the guards that `runtime/guards.py` makes of a world). A value that can change
-without being rebound (a list, an object, the environment, the time) is trapped: a trace that
-touches such a value ends, and the function runs in Python at each call.
+plain values, functions, and known parts of Torch, `math`, `operator` and the builtins. Each name is
+kept with the object bound to it, to check whether the function would read the same now (`holds`,
+and in C the guards that `runtime/guards.py` makes of a world). A value that can change without
+being rebound (a dict, a list, an object, a class, the environment, the time) is trapped: a trace
+that touches such a value ends, and the function runs in Python at each call.
 
 `identity` is equal in two processes with equal code and values: it is made of the code objects and
 values of this process, not of the files that they came from. Known functions are in it by name; of
-functions, dicts and trapped values it tells which names mean one object.
+functions and trapped values it tells which names mean one object.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ from jitkern.trace.values import (
 )
 
 Function = Callable[..., Any]
-_LARGEST = 128  # keys of a dict that is followed
 _OF_A_DEVICE = ("get_device_capability", "get_device_properties")  # of torch.cuda
-_CHANGING = tuple((name,) for name in ("clear", "pop", "popitem", "setdefault", "update"))
 
 
 class Binding(NamedTuple):
@@ -53,10 +51,10 @@ class Binding(NamedTuple):
 
 
 class Member(NamedTuple):
-    """The content of a cell, the size of a dict, or the class of a module; value: its id."""
+    """The content of a cell, or the class of a module; value: its id."""
 
     owner: Any
-    name: str  # `cell_contents`, `size` or `__class__`
+    name: str  # `cell_contents` or `__class__`
     value: int
 
 
@@ -82,14 +80,6 @@ class Trapped(NamedTuple):
     number: int
     what: str
     value: Any
-
-
-class FollowedDict(NamedTuple):
-    """A dict in the closed copy, which is guarded key by key, in their order."""
-
-    value: dict[Any, Any]
-    items: list[tuple[Any, Any]]
-    members: dict[Any, Any]
 
 
 class Called(NamedTuple):
@@ -118,8 +108,7 @@ class World:
 
     def __init__(self, functions: Iterable[Function]) -> None:
         self.bindings: dict[tuple[int, str], Binding] = {}
-        self.tables: dict[int, FollowedDict] = {}
-        self.members: list[Member] = []  # of cells, dicts and modules
+        self.members: list[Member] = []  # of cells and modules
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, int]] | None = None
         self.refusal = self.handler = ""
@@ -137,7 +126,7 @@ class World:
         self._modules: set[int] = set()  # whose class is among the members
         self.traps = False  # whether there is a value that no trace follows
         self.is_inert = True  # whether these values are all inert
-        self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
+        self._numbered: dict[int, int] = {}  # trapped values, by their ids
         self._alive: dict[int, Any] = {}  # the values of names, whose ids are compared
         self.entries = [self._entry(function) for function in functions]
         self._bind_attributes_of_tensors()
@@ -163,14 +152,7 @@ class World:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        for owner, name, value in self.members:
-            if id(content_of(owner, name)) != value:
-                return False
-        for table in self.tables.values():
-            for (key, value), (known, bound) in zip([*table.value.items()], table.items):
-                if key is not known or value is not bound:
-                    return False
-        return True
+        return all(id(content_of(owner, name)) == value for owner, name, value in self.members)
 
     def uses(self, value: object) -> bool:
         """Whether the functions read this object by a name."""
@@ -224,7 +206,7 @@ class World:
             values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
                 taken = self._taken(value, read.name, read.attributes, tested=read.tested)
-                self._merge(values, name, self._unless_changed(taken, read, function))
+                self._merge(values, name, taken)
             node.cells.append(values[name])
 
     def _merge(self, names: dict[str, Any], name: str, part: Any) -> None:
@@ -244,8 +226,7 @@ class World:
             namespace: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
             value = namespace.get(read.name, ABSENT)
             self._bind(namespace, read.name, value)
-        taken = self._taken(value, read.name, read.attributes, tested=read.tested)
-        return self._unless_changed(taken, read, function)
+        return self._taken(value, read.name, read.attributes, tested=read.tested)
 
     def _taken(
         self, value: Any, name: str, attributes: Sequence[str], *, tested: bool = False
@@ -275,17 +256,15 @@ class World:
         if module is torch.cuda and first in _OF_A_DEVICE:
             self.portable = False
             return Namespace({first: Known(member)})
-        inner = self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)
-        part = Namespace({first: inner})
-        if member is ABSENT:
-            make = inside.get("__getattr__", ABSENT)
-            self._bind(inside, "__getattr__", make)
-            if make is not ABSENT:
-                what = f"`__getattr__` of the module `{name}` cannot be traced"
-                part.members["__getattr__"] = self._not_followed(make, what)
+        part = Namespace(
+            {first: self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)}
+        )
+        if member is ABSENT:  # the module may make it, by a function `__getattr__`
+            what = f"`{first}`, which the module `{name}` does not have, cannot be traced"
+            part.members["__getattr__"] = self._not_followed(member, what)
         return part
 
-    def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
+    def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:
         if is_plain(value):
             self.portable &= tested or is_ordered(value)
             self._spelled.append(spelled(value))
@@ -311,8 +290,6 @@ class World:
             called = Called(self._follow(value))
             self._spelled.append(f"function {called.number}")
             return called
-        if type(value) is dict and len(value) <= _LARGEST and all(map(is_plain, value)):
-            return self._table(value, name)
         self._uses.add(id(value))
         self.tensors |= issubclass(type(value), torch.Tensor)
         what = f"{name} cannot be traced"
@@ -338,31 +315,12 @@ class World:
         """Return the number of an object that this world keeps, in the order that they are met."""
         return self._numbered.setdefault(id(value), len(self._numbered))
 
-    def _table(self, value: dict[Any, Any], name: str) -> FollowedDict:
-        if id(value) not in self.tables:
-            table = self.tables[id(value)] = FollowedDict(value, [*value.items()], {})
-            self._member_of(value, "size", len(value))
-            self._spelled.append(f"dict of {len(value)}")
-            for key, member in table.items:
-                self.portable &= is_ordered(key)
-                self._spelled.append(f"key {spelled(key)}")
-                table.members[key] = self._value(member, f"{name}[{key!r}]")
-        self._spelled.append(f"dict {self._number(value)}")
-        return self.tables[id(value)]
-
     def _bind_attributes_of_tensors(self) -> None:
         overrides = overrides_of_tensors()
         for name in ("__getitem__", *sorted(self.attributes)):
             if hasattr(torch._C.TensorBase, name):
                 self._bind(overrides, name, overrides.get(name, ABSENT))
                 self._spelled.append(f"attribute {name} {name in overrides}")
-
-    def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
-        """Return `part`, but trap a dict that the function itself may change, such as a memo."""
-        changes = code_names(function.__code__).changes or read.attributes[:1] in _CHANGING
-        if not isinstance(part, FollowedDict) or not changes:
-            return part
-        return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 
     def _bind(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         self._alive[id(value)] = value
@@ -401,8 +359,6 @@ def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
 
 def content_of(owner: Any, name: str) -> Any:
     """Return the content of a cell, `ABSENT` if it has none, or the value of another member."""
-    if name == "size":
-        return len(owner)  # a small number, which is one object
     try:
         return getattr(owner, name)
     except ValueError:  # a cell that is not bound yet

@@ -25,7 +25,6 @@ X = torch.ones(2)
 STEPS = 120
 DEBUG, BATCH, SCALE, HELPER = False, None, 1.0, None
 SETTINGS = types.ModuleType("settings")
-TABLE = {"scale": 1.0}
 _number = itertools.count()
 
 
@@ -68,10 +67,6 @@ def by_member(k, x):
     return put(k, SETTINGS.scale)
 
 
-def by_item(k, x):
-    return put(k, TABLE["scale"])
-
-
 def rebind_object(step):
     globals()["BATCH"] = torch.ones(1 << 10)
 
@@ -89,16 +84,11 @@ def rebind_member(step):
     SETTINGS.scale = float("1.0")
 
 
-def rebind_item(step):
-    TABLE["scale"] = float("1.0")
-
-
 REBINDINGS = {
     "object": (by_object, rebind_object),
     "float": (by_float, rebind_float),
     "closure": (by_closure, rebind_closure),
     "member": (by_member, rebind_member),
-    "item": (by_item, rebind_item),
 }
 
 

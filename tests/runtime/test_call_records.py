@@ -110,7 +110,6 @@ def test_a_constant_of_the_module_is_part_of_the_identity(monkeypatch):
 
 HALVES = frozenset((torch.float16, torch.bfloat16))
 FEW = frozenset((8, 0))
-NAMES = {frozenset(("a", "b")): 1}
 ORDERED = {
     "display": (lambda k, x: [*{"a", "b"}], False),
     "display of tensors": (lambda k, x, y: len({x.dtype, y.dtype}), False),
@@ -118,7 +117,6 @@ ORDERED = {
     "set": (lambda k, x: [*set("ab")], False),
     "keys": (lambda k, x: [*({"a": 1, "b": 2}.keys() & {"a", "b"})], False),
     "name": (lambda k, x: [*HALVES], False),
-    "key": (lambda k, x: [*NAMES], False),
     "in a display": (lambda k, x: x.dtype in {torch.float16, torch.bfloat16}, True),
     "in a constant": (lambda k, x: str(x.dtype) in {"torch.float16", "torch.bfloat16"}, True),
     "in a name": (lambda k, x: x.dtype in HALVES, True),

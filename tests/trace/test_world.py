@@ -25,7 +25,7 @@ extern "C" void scale(T* out, const T* x, double a, long n) { for (long i = 0; i
 FACTOR = 2.0
 PAIR = (1.0, 2.0)
 KIND = torch.float32
-TABLE = {"a": 2.0, 3: 5.0}
+TABLE = {"a": 2.0, "c": 3.0}
 LISTED = [2.0]
 CALLS = 0
 UNRELATED = 0
@@ -101,12 +101,9 @@ def reads_a_dtype(k, x):
     return scaled(k, x, 2.0 if x.dtype == KIND else 3.0)
 
 
-def reads_a_dict(k, x):
+def reads_a_dict_beside_a_check(k, x):
+    torch._check(x.dim() == 1)
     return scaled(k, x, TABLE["a"])
-
-
-def reads_a_dict_by_default(k, x):
-    return scaled(k, x, TABLE.get("b", 2.0))
 
 
 def reads_a_module(k, x):
@@ -136,8 +133,6 @@ REBOUND = {
     "number": (reads_a_number, lambda patch: patch.setitem(globals(), "FACTOR", 3.0)),
     "tuple": (reads_a_tuple, lambda patch: patch.setitem(globals(), "PAIR", (1.0, 3.0))),
     "dtype": (reads_a_dtype, lambda patch: patch.setitem(globals(), "KIND", torch.float64)),
-    "item of a dict": (reads_a_dict, lambda patch: patch.setitem(TABLE, "a", 3.0)),
-    "new item of a dict": (reads_a_dict_by_default, lambda patch: patch.setitem(TABLE, "b", 3.0)),
     "name of a module": (reads_a_module, lambda patch: patch.setattr(constants, "factor", 3.0)),
     "class of a module": (reads_a_module, lambda patch: patch.setattr(constants, "__class__", Thrice)),
     "function": (calls_a_function, lambda patch: patch.setitem(globals(), "chosen", triple)),
@@ -201,13 +196,12 @@ def test_defaults_are_seen_when_they_change(declare):
 
 
 @pytest.mark.long
-def test_the_keywords_of_a_partial_are_seen_when_they_change(declare):
+def test_the_keywords_of_a_partial_are_those_of_its_declaration(declare):
     launch = functools.partial(scaled, a=2.0)
     op = declare(launch)
-    serves(op, 2.0)
+    assert value(op)[0] == 2.0
     launch.keywords["a"] = 3.0
-    assert value(op) == (3.0, False)
-    serves(op, 3.0)
+    serves(op, 2.0)
 
 
 def test_what_a_name_was_bound_to_is_not_kept(declare, monkeypatch):
@@ -221,38 +215,51 @@ def test_what_a_name_was_bound_to_is_not_kept(declare, monkeypatch):
     assert sum(weight() is not None for weight in bound) <= 2
 
 
-@pytest.mark.long
-def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
-    table = {"a": 2.0, "b": 3.0}
-    op = declare(lambda k, x: scaled(k, x, next(iter(table.values()))))
+DICTS = {
+    "item": (lambda k, x: scaled(k, x, TABLE["a"]), lambda: TABLE.update(a=3.0)),
+    "new item": (lambda k, x: scaled(k, x, TABLE.get("b", 2.0)), lambda: TABLE.update(b=3.0)),
+    "order": (lambda k, x: scaled(k, x, next(iter(TABLE.values()))), lambda: TABLE.update(a=TABLE.pop("a"))),
+    "length": (lambda k, x: scaled(k, x, float(len(TABLE))), lambda: TABLE.update(d=1.0)),
+    "in a default": (lambda k, x, table=TABLE: scaled(k, x, table["a"]), lambda: TABLE.update(a=3.0)),
+    "in a container": (lambda k, x: scaled(k, x, [TABLE][0]["a"]), lambda: TABLE.update(a=3.0)),
+    "beside a check": (reads_a_dict_beside_a_check, lambda: TABLE.update(a=3.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_a_dict_that_is_used_keeps_a_call_in_python(declare, monkeypatch, name):
+    launch, change = DICTS[name]
+    monkeypatch.setitem(globals(), "TABLE", TABLE)
+    before = dict(TABLE)
+    op = declare(launch)
+    try:
+        assert value(op) == (2.0, False)
+        change()
+        assert value(op) == (3.0, False)
+    finally:
+        TABLE.clear()
+        TABLE.update(before)
+    (told,) = programs_of(op).refused.values()
+    assert "of type dict, cannot be traced: it can change unseen" in told
+
+
+def test_a_dict_that_is_not_used_does_no_harm(declare):
+    op = declare(lambda k, x: scaled(k, x, 2.0 if x.dim() else TABLE["a"]))
     serves(op, 2.0)
-    table["a"] = table.pop("a")
-    assert value(op) == (3.0, False)
-    table["b"] = table.pop("b")
-    assert value(op)[0] == 2.0
-    assert value(op) == (2.0, True)  # the variant of before serves again
 
 
-@pytest.mark.long
-def test_a_key_that_equals_the_one_before_is_seen(declare):
-    table = {1: 5.0}
-    op = declare(lambda k, x: scaled(k, x, 3.0 if type([*table][0]) is bool else 2.0))
-    serves(op, 2.0)
-    del table[1]
-    table[True] = 5.0
-    assert value(op) == (3.0, False)
+ACTIVATIONS = {"double": double, "triple": triple}
 
 
-@pytest.mark.long
-def test_a_dict_that_changes_and_comes_back_is_served(declare):
-    table, other = {"a": 2.0, "b": 3.0}, {"c": 1.0}
-    op = declare(lambda k, x: scaled(k, x, table["a"] * other["c"]))
-    serves(op, 2.0)
-    for name in ("a", "b"):
-        kept, table[name] = table[name], 7.0
-        table[name] = kept
-        other["c"] = other["c"]
-        assert value(op) == (2.0, True)
+def test_a_dict_holds_the_functions_that_names_mean(declare):
+    def launch(k, x):
+        torch._check(x.dim() == 1)
+        found = [*ACTIVATIONS.values()].index(triple), triple in ACTIVATIONS.values()
+        return scaled(k, x, 2.0 if found == (1, True) and ACTIVATIONS["double"] is double else 3.0)
+
+    op = declare(launch)
+    for _ in range(3):
+        assert value(op) == (2.0, False)
 
 
 REPLACED = """
@@ -392,12 +399,15 @@ def reads_what_a_module_lacks(k, x):
 
 
 @pytest.mark.long
-def test_a_name_that_a_module_comes_to_make_is_seen(declare, monkeypatch):
+def test_a_name_that_a_module_comes_to_have_is_seen(declare, monkeypatch):
     op = declare(reads_what_a_module_lacks)
     serves(op, 2.0)
-    monkeypatch.setattr(that_lacks, "__getattr__", lambda _: 3.0, raising=False)
-    assert value(op, torch.ones(2)) == (2.0, False)
-    serves(op, 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(that_lacks, "__getattr__", lambda _: 3.0, raising=False)
+        assert value(op, torch.ones(1, 1)) == (3.0, False)
+    monkeypatch.setattr(that_lacks, "factor", 5.0, raising=False)
+    assert value(op, torch.ones(1, 1)) == (5.0, False)
+    serves(op, 5.0, torch.ones(1, 1))
 
 
 def reads_an_object(k, x):
@@ -406,6 +416,19 @@ def reads_an_object(k, x):
 
 def reads_a_list(k, x):
     return scaled(k, x, LISTED[0])
+
+
+def reads_a_class_of_torch(k, x):
+    return scaled(k, x, torch.Tensor.block_size)
+
+
+def reads_another_name_of_a_class(k, x):
+    kind = torch.Tensor
+    return scaled(k, x, kind.block_size)
+
+
+def reads_a_class(k, x):
+    return scaled(k, x, Thrice.block_size)
 
 
 def reads_an_attribute_of_a_function(k, x):
@@ -428,7 +451,10 @@ def asks_for_a_mode(k, x):
             "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
         ),
         (reads_a_module_of_a_class, "`of_a_class` cannot be traced"),
-        (reads_what_a_module_makes, "`__getattr__` of the module `that_makes` cannot be traced"),
+        (reads_what_a_module_makes, "`factor`, which the module `that_makes` does not have"),
+        (reads_a_class_of_torch, "`block_size` of the class torch.Tensor cannot be traced"),
+        (reads_another_name_of_a_class, "`block_size` of the class torch.Tensor cannot be traced"),
+        (reads_a_class, "`Thrice` cannot be traced"),
         (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
         (
             reads_an_attribute_of_a_function,
@@ -438,7 +464,9 @@ def asks_for_a_mode(k, x):
         (asks_for_a_mode, "`torch.is_grad_enabled` cannot be traced"),
     ],
 )
-def test_what_can_change_unseen_keeps_a_call_in_python(declare, launch, reason):
+def test_what_can_change_unseen_keeps_a_call_in_python(declare, monkeypatch, launch, reason):
+    for kind in (torch.Tensor, Thrice):
+        monkeypatch.setattr(kind, "block_size", 2.0, raising=False)
     op = declare(launch)
     for _ in range(3):
         assert value(op) == (2.0, False)
@@ -565,6 +593,41 @@ def test_a_list_of_tensors_is_a_list(declare, compute, expected):
     op = declare(lambda k, xs: scaled(k, xs[0], compute(xs)), "(Tensor[] xs) -> Tensor")
     for _ in range(3):
         assert value(op, [torch.ones(2), torch.ones(2)])[0] == expected
+
+
+KINDS = {
+    "alone": lambda x: isinstance(x, torch.Tensor),
+    "in a tuple": lambda x: isinstance(x, (int, torch.Tensor)),
+    "in a union": lambda x: isinstance(x, torch.Tensor | None),
+    "of a list": lambda x: not isinstance([x], torch.Tensor),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tensor_is_of_its_class(declare, name):
+    is_of_it = KINDS[name]
+    serves(declare(lambda k, x: scaled(k, x, 2.0 if is_of_it(x) else 3.0)), 2.0)
+
+
+TEXTS = {
+    "str": str, "repr": lambda x: repr([x]), "format": lambda x: f"{x}", "percent": lambda x: "%s" % (x,),  # noqa: UP031
+    "width": lambda x: f"{x!s:>9}", "call": "{}".format, "in a tuple": lambda x: str((1, x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_text_of_a_tensor_keeps_a_call_in_python(declare, name, listed):
+    text = TEXTS[name]
+    op = declare(
+        lambda k, x: scaled(k, x[0] if listed else x, 3.0 if "nan" in text(x) else 2.0),
+        "(Tensor[] x) -> Tensor" if listed else "(Tensor x) -> Tensor",
+    )
+    one, other = torch.ones(2), torch.tensor([1.0, float("nan")])
+    assert value(op, [one] if listed else one) == (2.0, False)
+    assert value(op, [one] if listed else one) == (2.0, False)
+    result = op([other] if listed else other)
+    assert result[0] == 3.0
 
 
 class Sub(torch.Tensor):
