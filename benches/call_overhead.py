@@ -14,7 +14,6 @@ import statistics
 import sys
 import timeit
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +32,11 @@ BASELINES = {"held": "aten.held", "public": "torch.public"}
 
 @dataclass(frozen=True)
 class Contender:
-    """A call of x + y to time; `prefer` chooses jitkern's source."""
+    """A call of x + y to time."""
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    prefer: str = ""
-
-    def settings(self) -> AbstractContextManager[Any]:
-        """The settings for this contender: it falls back to nothing, and fails instead."""
-        return config.using(prefer=self.prefer, fallback="raise")
 
     def timer(self) -> timeit.Timer:
         """Calls the function through a local name, with arguments in locals."""
@@ -92,14 +86,13 @@ def contenders(device: str) -> Iterator[Contender]:
     x, y = torch.rand(16, device=device), torch.rand(16, device=device)
     import jitkern.ops
 
-    ops: Any = jitkern.ops
-    held = torch.ops.jitkern
     yield Contender("aten.held", torch.ops.aten.add.Tensor, (x, y))
     yield Contender("torch.public", torch.add, (x, y))
     for kind in KINDS.values():
         if kind.op == "vec_add" and device in kind.devices and not kind.missing():
-            yield Contender(f"{kind.name}.held", held.vec_add.default, (x, y), kind.prefer)
-            yield Contender(f"{kind.name}.public", ops.vec_add, (x, y), kind.prefer)
+            vec_add = common.of_kind(jitkern.ops.vec_add, device, kind.prefer)
+            yield Contender(f"{kind.name}.held", vec_add.overload, (x, y))
+            yield Contender(f"{kind.name}.public", vec_add, (x, y))
     yield Contender("custom_op", custom_op("benches::vec_add"), (x, y))
     if device == "cuda" and not KINDS["triton"].missing():
         from benches.vec_add_triton import vec_add
@@ -136,7 +129,7 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
     ready = []
     for contender in wanted:
         try:
-            with contender.settings():
+            with config.using(fallback="raise"):
                 out = contender.function(*contender.args)
                 specializer.settle()  # the next calls are served by C
         except (ImportError, RuntimeError) as e:
@@ -160,7 +153,7 @@ def measured(ready: Sequence[Contender], device: str, rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {contender.name: [] for contender in ready}
     for _ in range(rounds + 1):
         for contender, timer in timers:
-            with contender.settings():
+            with config.using(fallback="raise"):
                 synchronize(device)
                 times[contender.name].append(timer.timeit(CALLS) / CALLS * 1e6)
                 synchronize(device)

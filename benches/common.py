@@ -26,6 +26,25 @@ class ChildFailed(RuntimeError):
     """A process that a bench started failed; the message is the end of what it wrote."""
 
 
+def of_kind(op: Any, device: str, kind: str) -> Any:
+    """The op itself if its first source for a device is of this kind, else an op of that source.
+
+    A block that prefers another kind would send its calls to Python.
+    """
+    from jitkern.calls.signature import Signature
+    from jitkern.declare import registered
+    from jitkern.op.op import OPS
+
+    sources = [source for source in op.sources[device] if source.kind == kind]
+    if sources == [*op.sources[device]][:1]:
+        return op
+    name = f"benches::{op.__name__}_{kind}"
+    if name not in OPS:
+        alone = op.declaration._replace(sources={device: tuple(sources)}, gradient=None)
+        registered(Signature(op.schema.replace(op.name, name, 1)), alone)
+    return OPS[name]
+
+
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """The command line of a bench, described by its docstring: --device, --rounds and --json."""
     made = argparse.ArgumentParser(

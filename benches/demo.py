@@ -76,7 +76,14 @@ def _on(device: str) -> list[Row]:
         "cuda": (("nvrtc", softmax), ("triton", softmax), ("nvrtc", norm), ("nvrtc", formula)),
     }
     return [
-        Row(name, device, kind, ours, torchs, args)
+        Row(
+            name,
+            device,
+            kind,
+            ours if ours is geglu else common.of_kind(ours, device, kind),
+            torchs,
+            args,
+        )
         for kind, (name, ours, torchs, args) in kinds[device]
     ]
 
@@ -88,7 +95,7 @@ def first_calls() -> list[tuple[str, str, float]]:
     for number, row in enumerate(rows, 1):
         source = f"{row.device} {row.kind}"
         print(f"[{number}/{len(rows)}] {row.name}: {source}", file=sys.stderr, flush=True)
-        with config.using(prefer=row.kind, fallback="raise"), torch.no_grad():
+        with config.using(fallback="raise"), torch.no_grad():
             seconds = _seconds(lambda row=row: row.ours(*row.args), 1)
             _seconds(lambda row=row: row.ours(*row.args), CALLS)
             specializer.settle()  # the next process finds the host side of the call, too
@@ -100,7 +107,7 @@ def all_calls() -> list[tuple[float, ...]]:
     """Return of each row: seconds of the first call, a call, PyTorch's; error, largest allowed."""
     found = []
     for row in shown():
-        with config.using(prefer=row.kind, fallback="raise"), torch.no_grad():
+        with config.using(fallback="raise"), torch.no_grad():
             sides = [lambda f=f, row=row: f(*row.args) for f in (row.ours, row.torchs)]
             first = _seconds(sides[0], 1)
             taken = [[_seconds(side, CALLS) for side in sides] for _ in range(ROUNDS)]

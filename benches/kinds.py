@@ -71,7 +71,7 @@ def verify_events(events: Iterable[Any], op: str, kind: str) -> None:
     manifests = [
         Path(event.path, "manifest.json")
         for event in events
-        if event.op == f"jitkern::{op}" and event.path
+        if event.op in (f"jitkern::{op}", f"benches::{op}_{kind}") and event.path
     ]
     used = {json.loads(manifest.read_bytes())["inputs"]["source"]["kind"] for manifest in manifests}
     if kind not in used:

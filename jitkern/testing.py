@@ -96,12 +96,12 @@ def held_locks() -> list[str]:
 def loaded_program(
     program: Program, passed: Sequence[list[str]], kernels: ctypes.Array[Any], guard: Any
 ) -> ctypes.Structure:
-    """Return a program with its kernels and guard as C takes it; the first of its preference.
+    """Return a program with its kernels and guard as C takes it.
 
     passed: the codes of what is passed to each kernel.
     """
     in_c = binding._in_c(program, passed)
     parts = in_c, kernels, guard
-    loaded = binding._LoadedProgram(*map(ctypes.addressof, parts), 0, 0)
+    loaded = binding._LoadedProgram(*map(ctypes.addressof, parts), 0)
     loaded.alive = parts
     return loaded

@@ -287,9 +287,11 @@ class Peers:
         for source in subject.op.sources[device][1:]:  # the first is what a call runs
             name = f"{OURS}-{source.kind}"
             if name in self._wanted:
-                self._fixed[name] = Contender(
-                    name, preferring(source.kind, subject.function), differentiable=False
-                )
+                if subject.function is not subject.op:
+                    self.left_out[name] = f"{subject.name} is more than one op"
+                    continue
+                alone = common.of_kind(subject.op, device, source.kind)
+                self._fixed[name] = Contender(name, alone, differentiable=False)
         if "eager" in self._wanted:
             self._fixed["eager"] = Contender("eager", reference)
         if DYNAMIC in self._wanted:  # one for all shapes
@@ -325,16 +327,6 @@ class Peers:
                 else:
                     rest = adapter.differentiable, adapter.exact, version
                     yield Contender(adapter.name, function, *rest)
-
-
-def preferring(kind: str, function: Function) -> Function:
-    """Return the function with another kind of source; its wall time has the change of settings."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with config.using(prefer=kind):
-            return function(*args, **kwargs)
-
-    return call
 
 
 def known_peers() -> list[str]:

@@ -53,12 +53,11 @@ __all__ = [
     "SETTINGS",
     "Config",
     "Setting",
+    "c_may_serve",
     "cuda_arch_list",
     "current",
     "duration_of",
-    "follow_preferences",
-    "number_of",
-    "preferences",
+    "follow_blocks",
     "preferred",
     "renew",
     "size_of",
@@ -70,9 +69,7 @@ _current: Config | None = None  # the settings of the process
 _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
 _listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
-_own_blocks = threading.local()  # `count`: the share of this thread in `_blocks`
-_blocks = 0  # blocks of `using` in all threads that C code must know of
-_numbers = {"": 0}  # of the kinds of source that were preferred, for C
+_blocks: list[int] = []  # the threads of blocks of `using` that C code must know of
 
 
 def current() -> Config:
@@ -142,13 +139,19 @@ def using(**settings: Unpack[Settings]) -> Iterator[Config]:
     origins = {**outer.origins, **dict.fromkeys(changes, "using"), **changes.get("origins", {})}
     changed = outer.with_changes(**{**changes, "origins": origins})
     differs = _matters_to_c(changed) != _matters_to_c(_process_settings())
+    thread = threading.get_ident()
     _using.set(changed)
-    _count_blocks(+differs)
+    with _lock:
+        _blocks.extend([thread] * differs)
+        _tell()
     try:
         yield changed
     finally:
         _using.set(before)
-        _count_blocks(-differs)
+        with _lock:
+            if differs and thread in _blocks:
+                _blocks.remove(thread)
+            _tell()
 
 
 def _matters_to_c(settings: Config) -> object:
@@ -156,13 +159,9 @@ def _matters_to_c(settings: Config) -> object:
     return settings.prefer, settings.record
 
 
-def _count_blocks(change: int) -> None:
-    global _blocks  # noqa: PLW0603
-    with _lock:
-        _blocks += change
-        _own_blocks.count = getattr(_own_blocks, "count", 0) + change
-        for listener in _listeners:
-            listener()
+def _tell() -> None:
+    for listener in _listeners:
+        listener()
 
 
 def preferred() -> str:
@@ -176,40 +175,26 @@ def preferred() -> str:
     return settings.prefer
 
 
-def number_of(kind: str) -> int:
-    """Return the number of a preferred kind of source, for C; "" has 0."""
-    return _numbers.setdefault(kind, len(_numbers))
-
-
-def follow_preferences(listener: Callable[[], None]) -> None:
-    """Call `listener` now, and whenever `preferences` may have changed, in the thread concerned."""
+def follow_blocks(listener: Callable[[], None]) -> None:
+    """Call `listener` now, and whenever `c_may_serve` may return another answer."""
     with _lock:
         _listeners.append(listener)
         listener()
 
 
-def preferences() -> tuple[str | None, str | None]:
-    """Return the value of `prefer` in every thread, and in this thread, as far as C may rely on it.
+def c_may_serve() -> bool:
+    """Return whether C, which knows no contexts, may serve the calls of this process.
 
-    C code knows threads, but no contexts. So the first value is None while any block prefers
-    another kind than the process does, or records calls. The second value is None outside of a
-    block that prefers another kind, in one that records calls, and in the thread of an event loop,
-    whose tasks have contexts of their own. With None twice, every call comes to Python.
+    It may not while any block of any thread prefers another kind of source than the process does,
+    or records calls.
     """
-    process, own = _process_settings(), current()
-    import asyncio  # costs nothing: C code asks only after Torch, which imports asyncio
-
-    unsure = asyncio._get_running_loop() is not None or own.record != process.record
-    everywhere = None if _blocks else process.prefer
-    return everywhere, None if unsure or own.prefer == process.prefer else own.prefer
+    return not _blocks
 
 
 def _forget_blocks() -> None:
     """Forget the blocks of the parent's other threads, which a forked child does not have."""
-    global _blocks  # noqa: PLW0603
-    _blocks = getattr(_own_blocks, "count", 0)
-    for listener in _listeners:
-        listener()
+    _blocks[:] = [thread for thread in _blocks if thread == threading.get_ident()]
+    _tell()
 
 
 after_fork(_lock, _forget_blocks)

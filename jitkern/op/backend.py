@@ -61,7 +61,7 @@ class Backend:
         source = next(iter(op.sources_on(self.device)), None)
         if source is None or source.runs == ITSELF or (made and made.pinned):
             return False
-        if config.current().record is not None:
+        if not config.c_may_serve() or config.current().record is not None:
             return False  # recordings need each call to come here once
         device = self.devices.device_of((*args, *kwargs.values()))
         try:

@@ -222,7 +222,7 @@ class Implementation:
 
         tried: the programs that did not serve it.
         """
-        if config.preferences() == (None, None) or torch._C._len_torch_function_stack():
+        if not config.c_may_serve() or torch._C._len_torch_function_stack():
             return
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)

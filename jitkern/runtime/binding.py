@@ -82,7 +82,7 @@ def _in_c(program: Program, passed: Sequence[Sequence[str]]) -> _Program:
 class _LoadedProgram(Structure):
     _fields_ = (
         ("program", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
-        ("preference", c_int), ("generation", c_int), ("used", c_int),
+        ("generation", c_int), ("used", c_int),
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ class Runtime:
         library.jitkern_misses.restype = c_ulonglong
         self._bind()
         library.jitkern_autograd(*symbols().autograd())
-        config.follow_preferences(self._follow)
+        config.follow_blocks(self._follow)
 
     def lead(self, entry: c_void_p) -> None:
         """Make all trampolines, which jump to the address in `entry`, jump to C from now on."""
@@ -121,11 +121,10 @@ class Runtime:
         program: Program,
         kernels: Sequence[Any],
         device: torch.device,
-        settings: config.Config,
         world: World,
         instead: int = -1,
     ) -> int | None:
-        """Add a program that serves `device` under these settings while `world` holds.
+        """Add a program that serves `device` while `world` holds.
 
         kernels: those that the program launches, loaded. instead: the place of the program that
         this one replaces, or -1. Returns its place, where it may replace another; None if C cannot
@@ -142,7 +141,7 @@ class Runtime:
             in_c = _in_c(program, [kernel.passed for kernel in kernels])
             loaded = _LoadedProgram(
                 ctypes.addressof(in_c), ctypes.addressof(table), ctypes.addressof(guard),
-                device.index or 0, config.number_of(settings.prefer),
+                device.index or 0,
             )  # fmt: skip
             place = int(self.library.jitkern_append(slot, ctypes.byref(loaded), instead))
             if place < 0:
@@ -192,11 +191,8 @@ class Runtime:
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
-        """Pass the preferred kind of source to C; a program serves only under its own kind."""
-        everywhere, here = (
-            -1 if kind is None else config.number_of(kind) for kind in config.preferences()
-        )
-        self.library.jitkern_prefer(everywhere, here)
+        """Let C serve calls, or leave all to Python."""
+        self.library.jitkern_to_python(int(not config.c_may_serve()))
 
 
 class _RuntimeState:

@@ -15,7 +15,6 @@ from jitkern import config, jit, launch, runtime as runtime_room
 from jitkern._fork import after_fork
 from jitkern.cache import events
 from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
-from jitkern.config import Config
 from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
@@ -101,7 +100,7 @@ class OpPrograms:
 
     def state_of(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
         """Return the state of calls like this one."""
-        kind = (id(source), device.index, config.current().prefer, *class_of(args))
+        kind = (id(source), device.index, *class_of(args))
         state = self._states.get(kind)
         return state if state is not None else self._states.setdefault(kind, CallClassState())
 
@@ -160,7 +159,7 @@ class OpPrograms:
             runtime_room.records.adopt_runtime(record, read, tell)
             kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
             program = LoadedProgram(record.program, kernels, world)
-            if self.append(state, program, device, config.current()):
+            if self.append(state, program, device):
                 read.used(kept.entry)
                 return True
         return False
@@ -177,16 +176,15 @@ class OpPrograms:
         state: CallClassState,
         loaded: LoadedProgram,
         device: torch.device,
-        settings: Config,
         frozen: Sequence[Specialized] | None = None,
     ) -> bool:
-        """Let a program serve calls of a class on a device, under these settings.
+        """Let a program serve calls of a class on a device.
 
         It replaces the same program for an earlier world. frozen: what a trace holds for constant;
         None for a program of a record. Returns False if this program is known already.
         """
         program, kernels, world = loaded
-        known = known_as(loaded, device, settings)
+        known = known_as(loaded, device)
         with self.lock:
             state.refused, state.appended = "", True
             if known in self.known or state.forgotten:
@@ -203,9 +201,8 @@ class OpPrograms:
                     return
                 try:
                     place = runtime.append(
-                        self.number, program, kernels, device, settings, world,
-                        self._place_of(known),
-                    )  # fmt: skip
+                        self.number, program, kernels, device, world, self._place_of(known)
+                    )
                 except ValueError as e:
                     self.known.discard(known)
                     _log.warning("%s: %s, and does not serve", self.signature.name, e)
@@ -260,11 +257,11 @@ class KnownAs(NamedTuple):
     others: tuple[Any, ...]
 
 
-def known_as(loaded: LoadedProgram, device: torch.device, settings: Config) -> KnownAs:
+def known_as(loaded: LoadedProgram, device: torch.device) -> KnownAs:
     """Return what tells a program of an op from its others."""
     program, kernels, world = loaded
     addresses = [kernel.address for kernel in kernels]
-    others = (program, device.index, settings.prefer, world.identity, *addresses)
+    others = (program, device.index, world.identity, *addresses)
     return KnownAs(world, others)
 
 

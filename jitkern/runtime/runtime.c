@@ -23,7 +23,6 @@ typedef struct { /* filled by binding.py; only `generation` and `used` change af
   void *const *kernels;
   World *world;
   i32 index;      /* of the device that the call was traced for */
-  i32 preference; /* the kind of source that the settings must prefer */
   i32 generation; /* of the declaration: a launch function may be declared again */
   i32 used;       /* the clock when it last served after another one */
 } LoadedProgram;
@@ -45,8 +44,7 @@ typedef struct {
 } Op;
 
 static Op ops[OPS]; /* untouched pages take no memory */
-static i32 preferred;                    /* for all threads; -1: unknown */
-static __thread i32 preferred_here = -1; /* for this thread; -1: the same as `preferred` */
+static i32 all_to_python; /* whether Python has all calls, because settings of some thread differ */
 static const void *undefined; /* c10::UndefinedTensorImpl */
 static i64 keys_at;           /* the byte offset of the dispatch keys in a TensorImpl */
 static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
@@ -272,8 +270,7 @@ static i32 tick(Op *op) {
 
 static i32 serve(Op *op, i32 i, Call *call) {
   LoadedProgram *loaded = __atomic_load_n(&op->programs[i], __ATOMIC_ACQUIRE);
-  i32 preference = preferred_here < 0 ? __atomic_load_n(&preferred, __ATOMIC_RELAXED) : preferred_here;
-  if (loaded->index != call->index || loaded->preference != preference ||
+  if (loaded->index != call->index || __atomic_load_n(&all_to_python, __ATOMIC_RELAXED) ||
       loaded->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
   call->kernels = loaded->kernels;
@@ -506,10 +503,7 @@ i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
   return 0;
 }
 
-void jitkern_prefer(i32 everywhere, i32 here) {
-  __atomic_store_n(&preferred, everywhere, __ATOMIC_RELAXED);
-  preferred_here = here;
-}
+void jitkern_to_python(i32 all) { __atomic_store_n(&all_to_python, all, __ATOMIC_RELAXED); }
 void jitkern_fail(const char *text, i32 interrupt) {
   snprintf(message, TEXT, "%s", text);
   interrupted = interrupt;

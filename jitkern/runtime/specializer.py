@@ -56,8 +56,8 @@ def _append(
     if traced.model is None and settings.compile == "never":
         raise Unsupported("its configuration is not chosen yet, since nothing may be compiled now")
     loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
-    programs.append(state, loaded, device, settings, traced.frozen)
-    if known_as(loaded, device, settings) in tried:
+    programs.append(state, loaded, device, traced.frozen)
+    if known_as(loaded, device) in tried:
         place = defined_at(getattr(function, "__wrapped__", function))
         raise Unsupported(
             f"{place}a program for these calls exists, but rejected this one (for example because "

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import jitkern.ops
-from jitkern import config, jit
+from benches.common import of_kind
+from jitkern import jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
 from jitkern.runtime import binding, specializer
@@ -36,11 +37,13 @@ served = partial(helpers.served, device="cuda")
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 16), (7, 17), (3, 1000), (2, 1025), (0, 8), (4, 1)])
 def test_shapes_and_alignments_have_variants_of_their_own(kind, offset, shape):
-    with config.using(prefer=kind):
-        flat = torch.randn(shape[0] * shape[1] + offset, device="cuda")
-        x = flat[offset:].view(shape)
-        torch.testing.assert_close(served(jitkern.ops.softmax, x), torch.softmax(x, -1))
-        assert torch.equal(served(jitkern.ops.vec_add, x, x), x + x)
+    softmax, vec_add = (
+        of_kind(op, "cuda", kind) for op in (jitkern.ops.softmax, jitkern.ops.vec_add)
+    )
+    flat = torch.randn(shape[0] * shape[1] + offset, device="cuda")
+    x = flat[offset:].view(shape)
+    torch.testing.assert_close(served(softmax, x), torch.softmax(x, -1))
+    assert torch.equal(served(vec_add, x, x), x + x)
 
 
 def test_capture_and_replay_by_stub():

@@ -517,20 +517,6 @@ def test_a_callback_may_call_the_op_it_is_told_of(run_python):
 
 
 @pytest.mark.long
-def test_a_program_serves_under_the_settings_of_its_call(op):
-    slot = programs_of(op)
-    with config.using(prefer="cc"):
-        op(X, 2)
-    specializer.settle()
-    op(X, 2)
-    specializer.settle()
-    before = slot.misses
-    op(X, 2)
-    assert slot.misses == before
-    assert {prefer for _, (_, _, prefer, *_) in slot.known} <= {"", "cc"}
-
-
-@pytest.mark.long
 def test_a_name_that_changes_early_condemns_no_class(op, monkeypatch):
     slot, trace = programs_of(op), specializer.trace
 

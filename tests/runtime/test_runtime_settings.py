@@ -25,20 +25,22 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ settings, bounds, damage
 
 
-def test_a_program_serves_under_its_preference_alone(scale):
+def test_a_block_that_prefers_another_kind_sends_its_calls_to_python(scale):
     op = warmed(scale(), X)
     before = misses(op)
     with config.using(prefer="nvrtc"):
+        for calls in (1, 2):
+            assert torch.equal(op(X), 2 * X)
+            specializer.settle()
+            assert misses(op) == before + calls
+        with config.using(prefer="cc"):
+            assert torch.equal(op(X), 2 * X)
+    with config.using(prefer=""):
         assert torch.equal(op(X), 2 * X)
-        assert misses(op) == before + 1
-        specializer.settle()
-        assert torch.equal(op(X), 2 * X)
-        assert misses(op) == before + 1
-    assert torch.equal(op(X), 2 * X)
-    assert misses(op) == before + 1
+    assert misses(op) == before + 3
 
 
-def test_a_preference_counts_in_its_own_thread_alone(scale):
+def test_a_block_of_another_thread_sends_all_calls_to_python(scale):
     op = warmed(scale(), X)
     inside, done = threading.Event(), threading.Event()
 
@@ -52,15 +54,23 @@ def test_a_preference_counts_in_its_own_thread_alone(scale):
     inside.wait()
     before = misses(op)
     assert torch.equal(op(X), 2 * X)
-    assert misses(op) == before + 1, "which source a thread prefers is not told by C meanwhile"
-    with config.using(prefer="cc"):
-        op(X)
-        specializer.settle()
-        before = misses(op)
-        assert torch.equal(op(X), 2 * X)
-        assert misses(op) == before, "but in a block of its own"
+    assert misses(op) == before + 1
     done.set()
     thread.join()
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before
+
+
+def test_a_block_that_ends_in_another_thread_is_over(scale):
+    op = warmed(scale(), X)
+    block = config.using(prefer="nvrtc")
+    thread = threading.Thread(target=block.__enter__)
+    thread.start()
+    thread.join()
+    assert not config.c_may_serve()
+    block.__exit__(None, None, None)
+    assert config.c_may_serve()
     before = misses(op)
     assert torch.equal(op(X), 2 * X)
     assert misses(op) == before
@@ -82,12 +92,9 @@ def test_calls_of_programs_are_recorded_in_a_recording_block(scale, tmp_path):
 
 def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
     op = warmed(scale(), X)
-    with config.using(prefer="cc"):
-        op(X)
-    specializer.settle()
 
     async def prefers():
-        with config.using(prefer="cc"):
+        with config.using(prefer="nvrtc"):
             await asyncio.sleep(0.01)
 
     async def none(task):
@@ -101,6 +108,9 @@ def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
         return await none(asyncio.create_task(prefers()))
 
     assert asyncio.run(both()) == 1, "Python was asked"
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before
 
 
 PROGRAMS = int(

@@ -58,8 +58,8 @@ static LoadedProgram *made(u64 number, const u64 *version, void *namespace) {
                        .registers = 5, .owned = 1};
   words[0] = (Word){fixed, number}, words[1] = (Word){version, *version};
   *bound = (Binding){namespace, bound, bound, 0};
-  *world = (World){1, 1, 1, 1, words, bound};
-  *loaded = (LoadedProgram){.program = program, .world = world, .preference = 1};
+  *world = (World){1, 1, 1, words, bound};
+  *loaded = (LoadedProgram){.program = program, .world = world};
   return loaded;
 }
 
@@ -72,7 +72,6 @@ int main(void) {
                .PyDict_GetItemWithError = value_of, .empty_strided = empty, .get_data_ptr = data_of};
   jitkern_bind((void *const *)&table, sizeof table);
   jitkern_declare(0, "i", "T", "test::op", "test::sibling", 0, 0);
-  jitkern_prefer(1, -1);
   jitkern_lead(&entry);
   for (u64 i = 0; i < APPENDED; i++) {
     void *namespace = &namespaces[i];
@@ -84,8 +83,8 @@ int main(void) {
     let_go(0);
     jitkern_workspace(0, namespace, 0, malloc(64), 64);
   }
-  jitkern_prefer(2, -1);
-  jitkern_prefer(1, -1);
+  jitkern_to_python(1);
+  jitkern_to_python(0);
   await(HITS);
   jitkern_forget(0);
   jitkern_append(0, made(0, jitkern_watch(namespaces), namespaces), -1);
