@@ -242,10 +242,9 @@ def test_a_negative_zero_is_a_template_argument_of_its_own(subject):
 
 @pytest.mark.long
 def test_a_value_that_is_looked_at_is_constant_in_a_variant(subject):
-    names = {1: 10, 2: 20}
     tested = subject(
         "(Tensor x, int n) -> Tensor",
-        lambda k, x, n: ints(k, names.get(n, n), len(str(n)), len(f"{n:>9}"), hash(n)),
+        lambda k, x, n: ints(k, {1: 10, 2: 20}.get(n, n), len(str(n)), len(f"{n:>9}"), hash(n)),
     )
     for n in (1, 2, 3, -4, 1000):
         tested.learns(E, n)
