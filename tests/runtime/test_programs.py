@@ -11,7 +11,7 @@ import torch
 from calls_of_ops import SCALE, X
 from helpers import programs_of, served
 
-from jitkern import config, testing
+from jitkern import testing
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Facts, Instruction
 from jitkern.runtime import binding
@@ -84,9 +84,7 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
     program = UNSOUND[how](traced.program)
     kernels = [kernel.function for kernel in traced.kernels]
     before, known = slot.misses, {*slot.known}
-    slot.append(
-        CallClassState(), LoadedProgram(program, kernels, traced.world), X.device, config.current()
-    )
+    slot.append(CallClassState(), LoadedProgram(program, kernels, traced.world), X.device)
     assert "not sound" in caplog.text and slot.known == known
     assert torch.equal(op(X), 2 * X) and slot.misses == before
 
@@ -200,7 +198,7 @@ def test_a_view_beyond_its_tensor_is_left_to_python(declare, n, m):
     program = encoded(steps, traced.program.constants, traced.program.texts, 0)
     slot = programs_of(op)
     loaded = LoadedProgram(program, [], traced.world)
-    assert slot.append(CallClassState(), loaded, x.device, config.current())
+    assert slot.append(CallClassState(), loaded, x.device)
     base.zero_()
     assert torch.equal(served(op, x, y, 3, 1), torch.empty(0))
     assert base.sum() == base[21:24].sum() == 3
