@@ -15,7 +15,6 @@ import pytest
 import torch
 from helpers import programs_of
 
-from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
@@ -67,7 +66,7 @@ class Author:
             lambda: f"divmod({a()}, {b()})[{self.one(0, 1)}]",
             lambda: f"abs({a()}).bit_length()",
             lambda: f"HELP{self.one(0, 1)}({a()}, {b()})",
-            lambda: f"TABLE.get({a()}, {b()})",
+            lambda: f"dict(TABLE).get({a()}, {b()})",
             lambda: f"sorted([{a()}, {b()}, {self.leaf()}])[{self.one(0, 1, 2)}]",
             lambda: f"int({self.truth(depth - 1)})",
             lambda: f"sum(({a()}, {b()}))",
@@ -78,7 +77,7 @@ class Author:
             "n", "m", "G0", "G1", "len(x)", "x.numel()", "x.dim()", "math.prod(x.shape[:-1])",
             f"x.shape[{self.random.randrange(-self.rank, self.rank)}]",
             f"x.stride({self.random.randrange(self.rank)})", "y.shape[0]", "y.size(n % y.dim())",
-            "x.data_ptr() % 16", "TABLE[1]", self.one(*INTEGERS), self.one(*INTEGERS),
+            "x.data_ptr() % 16", "dict(TABLE)[1]", self.one(*INTEGERS), self.one(*INTEGERS),
         ))  # fmt: skip
 
     def real(self, depth):
@@ -138,7 +137,7 @@ class Author:
             "import math, torch",
             f"G0, G1, G2, G3 = {self.one(*INTEGERS)}, {self.one(*INTEGERS)}, {self.one('0.5', '-3.0', '2.0')}, {self.one(True, False)}",
             "KIND = torch.float32",
-            f"TABLE = {{1: {self.one(*INTEGERS)}, 4: {self.one(*INTEGERS)}}}",
+            f"TABLE = (1, {self.one(*INTEGERS)}), (4, {self.one(*INTEGERS)})",
             f"def HELP0(p, q={self.one(1, 2)}): return p + {self.one('q', 'G0', '2 * q')}",
             f"def HELP1(p, q): return {self.one('HELP0(q, p)', 'p - q', 'max(p, q, G1)')}",
             "def same(p, q): return p is q",
@@ -180,7 +179,7 @@ class Author:
         """Change what the launch function reads."""
         name = self.one("G0", "G1", "G2", "G3", "TABLE", "HELP0", "KIND")
         if name == "TABLE":
-            module["TABLE"][self.one(1, 4, 9)] = self.one(*INTEGERS)
+            module["TABLE"] += ((self.one(1, 4, 9), self.one(*INTEGERS)),)
         else:
             module[name] = {
                 "G2": -0.25,
@@ -258,7 +257,7 @@ def compared(op, traced, author, text, module, args):
     slot = programs_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
     variant = LoadedProgram(traced.program, kernels, traced.world)
-    slot.append(CallClassState(), variant, torch.device("cpu"), config.current())
+    slot.append(CallClassState(), variant, torch.device("cpu"))
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),
