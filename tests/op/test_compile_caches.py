@@ -263,7 +263,7 @@ def cached(x):
     ],
     ids=["object", "class", "cache", "method", "module", "lock", "list in itself", "inner function"],
 )  # fmt: skip
-def test_an_op_that_reads_anything_else_has_another_digest_each_time(reference):
+def test_an_op_that_reads_more_has_another_digest_each_time(reference):
     declared = OPS["jitkern::vec_add"].declaration._replace(reference=reference, module=__name__)
     op = SimpleNamespace(schema="f(Tensor x) -> Tensor", declaration=declared, gradient=None)
     assert compile_cache_key.digest({"f": op}) != compile_cache_key.digest({"f": op})

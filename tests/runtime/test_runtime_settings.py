@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ settings, bounds, damage
 
 
-def test_a_block_that_prefers_another_kind_sends_its_calls_to_python(scale):
+def test_a_block_that_prefers_another_kind_runs_in_python(scale):
     op = warmed(scale(), X)
     before = misses(op)
     with config.using(prefer="nvrtc"):
