@@ -39,7 +39,7 @@ class Row:
     """A row of a listing, which describes one entry.
 
     kind: kind of source (nvrtc, triton, cc, extension, runtime), `object`, or kind of a record
-        (call, choice, decorators, shortcut).
+        (call, choice, declaration, shortcut).
     package: name and version of the package with the source.
     layer: the root that holds the entry.
     bytes: size of all files of the entry.

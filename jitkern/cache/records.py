@@ -1,11 +1,11 @@
 """Records: small facts that are computed once, each in the manifest of its own entry.
 
 A record says how calls of a class are served (`call`), which configuration is the fastest
-(`choice`), where the artifact of a drop-in's call lies (`shortcut`), or that an import of a Triton
-file gives the decorators that its text does (`decorators`). It is named by what a
-process knows without reading a file. What else must be as it was is part of the content, and is
-checked by whoever reads the record. Several records may have the same inputs but for `which`, the
-digest of their content; they have one label, too.
+(`choice`), where the artifact of a drop-in's call lies (`shortcut`), or what the functions of a
+Triton file declare (`declaration`). It is named by what a process knows without an import. What
+else must be as it was is part of the content, and is checked by whoever reads the record. Several
+records may have the same inputs but for `which`, the digest of their content; they have one label,
+too.
 
 A `Reader` needs few imports: it takes only what is whole and may be used in place, and leaves all
 else to `Cache.look_up`.

@@ -75,15 +75,18 @@ def tuning_key_of(declared: TritonFunction, named: dict[str, Any]) -> TuningKey:
     )
 
 
-def question_of(function: str, declared: TritonFunction, named: dict[str, Any]) -> Question:
+def question_of(
+    source: Source, function: str, declared: TritonFunction, named: dict[str, Any]
+) -> Question:
     """Return what a choice of a Triton function answers: among which configurations, for what.
 
     Each process asks `prune_configs_by`, so no choice is one that it leaves out now. Raises what
     the author's functions raise.
     """
     configs = declared.configs
-    if declared.pruning and len(configs) > 1:
-        left = source_room.triton_decorators.remaining(declared.pruning, named)
+    if declared.pruned and len(configs) > 1:
+        functions = launch.declared.functions_for(source, function)
+        left = source_room.triton_decorators.remaining(functions, named)
         configs = tuple(configs[number] for number in left)
     return Question(function, configs, tuning_key_of(declared, named))
 

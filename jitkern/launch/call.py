@@ -11,12 +11,18 @@ import torch
 
 from jitkern import launch, source as source_room
 from jitkern.errors import LaunchError
-from jitkern.launch.declared import declared_in
+from jitkern.launch.declared import declared_in, functions_for
 from jitkern.launch.symbols import concrete
+from jitkern.source.declarations import Encoded
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
 from jitkern.source.kinds import Source, Variant
-from jitkern.source.triton_decorators import TRITON_OPTIONS, Heuristic, TritonConfig, TritonFunction
+from jitkern.source.triton_decorators import (
+    TRITON_OPTIONS,
+    TritonConfig,
+    TritonFunction,
+)
+from jitkern.target import Target
 
 
 class Call(NamedTuple):
@@ -52,6 +58,7 @@ def expanded(
     source: Source,
     call: Call,
     choose: Callable[[TritonFunction, dict[str, Any]], TritonConfig],
+    target: Target | None = None,
 ) -> Call:
     """Return the call with what the decorators of its kernel add: a configuration, heuristics.
 
@@ -65,9 +72,10 @@ def expanded(
     named: dict[str, Any] = {}
     defaults: dict[str, Constant] = {}
     if source.in_python:
-        declared = declared_in(op, source, call.function)
+        declared = declared_in(op, source, call.function, target)
         tuned = {name for config in declared.configs for name in declared.of_config(config)}
-        computed = {name for name, _ in declared.heuristics} - template.keys()
+        computed = {*declared.heuristics} - template.keys()
+        heuristics = functions_for(source, call.function).heuristics if computed else {}
         defaults = dict(declared.defaults)
         passed = [
             name
@@ -76,7 +84,7 @@ def expanded(
         ]
         named = dict(zip(passed, call.args))
 
-        steps: list[Heuristic | None] = [*declared.heuristics]
+        steps: list[str | None] = [*declared.heuristics]
         if declared.configs:
             steps.insert(declared.before, None)
         for step in steps:
@@ -84,25 +92,26 @@ def expanded(
                 config = choose(declared, {**template, **named})
                 template |= declared.of_config(config)
                 keywords = {**dict(config.options), **keywords}
-            elif step[0] in computed:
-                name, function = step
-                value = concrete(function({**defaults, **named, **template}))
-                if name in declared.parameters or name not in TRITON_OPTIONS:
-                    template[name] = value
+            elif step in computed:
+                value = concrete(heuristics[step]({**defaults, **named, **template}))
+                if step in declared.parameters or step not in TRITON_OPTIONS:
+                    template[step] = value
                 else:
-                    keywords = {name: value, **keywords}
+                    keywords = {step: value, **keywords}
     if callable(keywords.get("grid")):
         keywords = {**keywords, "grid": keywords["grid"]({**defaults, **named, **template})}
     return call._replace(template=tuple(template.items()), keywords=keywords, config=config)
 
 
-def all_configurations(op: str, source: Source, call: Call) -> Iterator[Call]:
+def all_configurations(
+    op: str, source: Source, call: Call, target: Target | None = None
+) -> Iterator[Call]:
     """Yield each call that `expanded` may return: one for each configuration."""
     count = 1
     if source.in_python:
-        count = len(declared_in(op, source, call.function).configs) or 1
+        count = len(declared_in(op, source, call.function, target).configs) or 1
     for number in range(count):
-        yield expanded(op, source, call, functools.partial(_numbered, number))
+        yield expanded(op, source, call, functools.partial(_numbered, number), target)
 
 
 def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> TritonConfig:
@@ -110,7 +119,7 @@ def _numbered(number: int, declared: TritonFunction, _: dict[str, Any]) -> Trito
 
 
 def variant_of(
-    op: str, source: Source, call: Call, where: str = ""
+    op: str, source: Source, call: Call, where: str = "", target: Target | None = None
 ) -> tuple[Variant, tuple[int, ...] | None]:
     """Return the variant that a call needs, and which arguments the kernel takes (None: all).
 
@@ -120,7 +129,7 @@ def variant_of(
     if not source.in_python:
         template = tuple((name, _constant(where, name, value)) for name, value in call.template)
         return Variant(op, unit_of(source, call.function), call.function, template), None
-    declared = declared_in(where, source, call.function)
+    declared = declared_in(where, source, call.function, target)
     explicit = dict(call.template)
     values = *call.template, *(item for item in declared.defaults if item[0] not in explicit)
     template = tuple((name, _constexpr(where, name, value, source)) for name, value in values)
@@ -152,7 +161,8 @@ def variant_of(
     )
     positions = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
     unit = unit_of(source, call.function, template)
-    return Variant(op, unit, call.function, template, signature, options), positions
+    variant = Variant(op, unit, call.function, template, signature, options, declared.facts)
+    return variant, positions
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
@@ -174,7 +184,7 @@ def _constant(op: str, name: str, value: Any) -> Constant:
 
 
 def _constexpr(op: str, name: str, value: Any, source: Source) -> Constant:
-    if type(value) is int or type(value) is bool:
+    if type(value) is int or type(value) is bool or type(value) is Encoded:
         return value
     try:
         return source_room.constants.encoded(value, source)

@@ -1,163 +1,266 @@
-"""What a Triton function declares: by its text, with a record beyond that, else by Triton's object.
+"""What a Triton function declares: as an import of its file gives it, in a record.
 
-Decorators may follow from variables, from the device or from other files of the package. A text
-that is run with these (`source.triton_facts`) says what they are, if nothing else has a part in it.
-Whether that is so shows an import: the process that makes it compares both, and publishes a record
-if they are the same. Its key is all that the reading depends on, and what it says. A process that
-finds the record imports neither the file nor Triton.
+Triton's worker imports the file and reads Triton's objects. What it finds holds for the files of
+the source, for the versions of Triton and Python, and for the facts that the import read. A record
+says which facts these are, the record for their values which others, and the last one what the
+functions declare. A process that finds the records imports neither the file nor Triton.
+
+A function that this process has imported itself is compared with that once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from jitkern import jit, source as source_room
-from jitkern._version import __version__
+from jitkern import compilers, config, jit, source as source_room
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
-from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.errors import CacheError, CompileError, DeclarationError, LaunchError, NotCached
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.closure import closure_of
+from jitkern.source.closure import Closure, closure_of, missing, states
+from jitkern.source.declarations import data_of, of_data
+from jitkern.source.import_facts import Facts, hold, now
 from jitkern.source.key import source_inputs, version_of
-from jitkern.source.kinds import Source
-from jitkern.source.triton_decorators import TritonFunction, difference, read
-from jitkern.source.triton_text import UntoldByText, functions, of_object
-from jitkern.target import Target
+from jitkern.source.kinds import Source, Variant
+from jitkern.source.triton_decorators import (
+    Functions,
+    TritonFunction,
+    UnsupportedDecorator,
+    functions_of,
+    read,
+)
+from jitkern.target import EXAMPLE, Target, short_version
+
+_DEEPEST = 20  # records that lead to one another
 
 
-class _Kept(NamedTuple):
-    """A function that its text alone does not determine, and the reading of it, if any."""
+class Declarations(NamedTuple):
+    """The functions of a file, or why one is not supported, and the facts that the import read."""
 
-    source: Source
-    function: TritonFunction
-    reading: source_room.triton_facts.Reading | None = None
+    functions: Mapping[str, dict[str, Any] | str]
+    facts: Facts
 
 
-def declared_in(op: str, source: Source, function: str) -> TritonFunction:
+class _KnownFile(NamedTuple):
+    """What this process has read, of files in these states. asked: the functions asked for."""
+
+    files: dict[str, tuple[int, ...]]
+    declarations: Declarations
+    asked: dict[str, TritonFunction]
+
+
+_known: dict[tuple[Source, Target | None], _KnownFile] = {}
+_functions: dict[tuple[Source, str], tuple[dict[str, tuple[int, ...]], Functions]] = {}
+
+
+def declared_in(
+    op: str,
+    source: Source,
+    function: str,
+    target: Target | None = None,
+    *,
+    may_import: bool = True,
+) -> TritonFunction:
     """Return what a launch needs of a function of a Triton source.
 
-    It is read from the text. Where that does not tell the decorators, it is read from Triton's
-    objects: of the module that this process has imported, else of one that is imported now, unless
-    a record says that what the text gives with variables and the like is the same. Raises
-    CompileError for what launches do not do, DeclarationError for a missing file, LaunchError for a
-    missing function.
+    target: by default any, of which nothing is kept. may_import: False for a caller that does not
+    wait for the worker. Raises CompileError for what launches do not
+    do and for a file whose import fails, DeclarationError for a missing file and where this process
+    has imported something else, LaunchError for a missing function, NotCached where no record is
+    found and nothing may be compiled.
     """
+    if source.others:
+        source = source.replace(others=())  # which hold what one variant is passed
+    known = _known.get((source, target))
+    if known is None or states(known.files) != known.files:
+        known = _known[source, target] = _read(op, source, target, may_import=may_import)
+    if function not in known.asked:
+        known.asked[function] = _one_of(op, source, function, known.declarations)
+    return known.asked[function]
+
+
+def make(variant: Variant, target: Target) -> None:
+    """Make what an error says is not cached: a kernel, or what the functions of a file declare."""
+    if variant.function or not variant.source.in_python:
+        jit.ensure(variant, target)
+    else:
+        _read(variant.op, variant.source, target, may_import=True)
+
+
+def functions_for(source: Source, function: str) -> Functions:
+    """Return what the decorators of a function have of functions, after an import in this process.
+
+    Raises CompileError if the import fails.
+    """
+    files = {} if source.text else states(map(str, source.paths))
+    known = _functions.get((source, function))
+    if known and known[0] == files:
+        return known[1]
+    try:
+        found = functions_of(source_room.triton_globals.imported(source, function))
+    except Exception as e:  # whatever the statements of the file raise
+        raise CompileError(
+            f"{source.paths[0]}: error: the functions in the decorators of `{function}` are those "
+            f"of this process, where the import of the file fails: {type(e).__name__}: {e}"
+        ) from e
+    _functions[source, function] = files, found
+    return found
+
+
+def _one_of(op: str, source: Source, function: str, found: Declarations) -> TritonFunction:
     path = source.paths[0]
-    if not path.is_file():
-        raise DeclarationError(f"{op}: {source_room.closure.missing(path)}")
-    known = functions(path)
-    kept: _Kept | None = known.others.get(function)
-    if kept and kept.source == source and (not kept.reading or kept.reading.is_current()):
-        return kept.function
-    if function not in known:
+    if function not in found.functions:
         raise LaunchError(
             f"{op}: {path} has no @triton.jit function `{function}`; it has: "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"{', '.join(sorted(n for n in found.functions if '.' not in n)) or 'none'}"
         )
+    data = found.functions[function]
+    if isinstance(data, str):
+        raise CompileError(f"{path}: error: {data}")
+    live = None if source.text else source_room.triton_globals.live_function(source, function)
+    if live is not None and type(live).__name__ != "InterpretedFunction":
+        _compare(source, function, data, live)
+    return of_data(data, found.facts)
+
+
+def _compare(source: Source, function: str, data: dict[str, Any], live: Any) -> None:
+    """Raise DeclarationError if a function of this process declares something else than its file.
+
+    data: as an import in another process gives it.
+    """
     try:
-        return known[function]
-    except UntoldByText as e:
-        kept = known.others[function] = _beyond(source, function, e)
-        return kept.function
+        own: dict[str, Any] = data_of(read(live), source)
+    except (TypeError, UnsupportedDecorator, source_room.constants.NotConstant) as e:
+        raise DeclarationError(f"`{function}` of {source.paths[0]}: {e}") from e
+    for name, value in data.items():
+        if own[name] != value:
+            raise DeclarationError(
+                f"`{function}` of {source.paths[0]} has another `{name}` in this process, "
+                f"{own[name]!r}, than an import of the file gives, {value!r}: reload a file that "
+                "was edited or that read another variable, write what the program has changed into "
+                f"the file, or launch `{function}` by Triton"
+            )
 
 
-def _beyond(source: Source, function: str, error: UntoldByText) -> _Kept:
-    """Return a function that its text alone does not determine."""
-    path = str(source.paths[0])
-    if (live := source_room.triton_globals.live_function(source, function)) is not None:
-        return _Kept(source, of_object(path, function, live, f"{error}; it has been imported"))
-    reading = key = None
-    try:
-        reading = source_room.triton_facts.read(source, function)
-        key = _key(source, function, reading)
-        if reading.agrees() and records.read(jit.open_cache(), key, bool):
-            found = reading.function._replace(unread=_told_by(reading))
-            return _Kept(source, found, reading)
-        why = ""
-    except (CompileError, KeyError, OSError) as e:
-        why = str(e)
-    try:
-        live = source_room.triton_globals.imported(source, function)
-    except Exception as cause:  # whatever the statements of the file raise
-        told = f"{error}; an import does not tell it: {type(cause).__name__}: {cause}"
-        raise UntoldByText(told) from cause
-    found = of_object(path, function, live, "")
-    if reading and key and not (why := _difference(path, reading, live, found)):
-        by = {"name": "triton", "version": version_of("triton")}
-        records.write(jit.open_cache(), key, {"noted": reading.noted}, by)
-        return _Kept(source, found._replace(unread=_told_by(reading)))
-    return _Kept(source, found._replace(unread=f"{why}; each process imports Triton and the file"))
+def _read(op: str, source: Source, target: Target | None, *, may_import: bool) -> _KnownFile:
+    """Return what the records say, else what the worker reads now."""
+    if source.text and (data := source_room.declarations.declaration_in(source.text)):
+        return _KnownFile({}, Declarations({data["name"]: data}, ()), {})
+    path = source.paths[0]
+    if not path.is_file():
+        raise DeclarationError(f"{op}: {missing(path)}")
+    closure = closure_of(source)
+    files = states(sorted(closure.named))
+    found = _recorded(source, closure, target) if target else None
+    if found is None:
+        found = _of_another_target(source, files, target)
+        if found is None and not _may_import(may_import):
+            raise _not_cached(op, source, closure, target)
+        found = found or _imported(op, source, closure, target)
+        if target:
+            _record(source, closure, target, found)
+    return _KnownFile(files, found, {})
 
 
-def _difference(
-    path: str, reading: source_room.triton_facts.Reading, live: Any, imported: TritonFunction
-) -> str:
-    """Return how a reading differs from what an import has just given, in words, or ""."""
-    told = difference(reading.function, read(live))
-    if told or not (reading.is_current() and reading.is_of_modules()):
-        return f"{path}: an import gives something else ({told or 'of other files'})"
-    ours, theirs = map(_parameters_of, (reading.function, imported))
-    return "" if ours == theirs else f"{path}: an import gives other parameters"
+def _of_another_target(
+    source: Source, files: dict[str, tuple[int, ...]], target: Target | None
+) -> Declarations | None:
+    for (known_source, _), known in [*_known.items()]:
+        holds = target is None or hold(known.declarations.facts, target)
+        if known_source == source and known.files == files and holds:
+            return known.declarations
+    return None
 
 
-def _parameters_of(function: TritonFunction) -> tuple[Any, ...]:
-    """Return what a function declares of its parameters."""
-    _, names, constexprs, defaults, passed, annotated, *_ = function
-    return names, constexprs, repr(defaults), repr(passed), annotated  # 1 == True
+def _may_import(waits: bool) -> bool:  # noqa: FBT001
+    return waits and config.current().compile != "never" and not jit.capturing()
 
 
-def _told_by(reading: source_room.triton_facts.Reading) -> str:
-    """Return what a reading depends on, in words."""
-    _, *others = reading.files
-    return f"they follow from {', '.join([*reading.noted, *others]) or 'modules of Python'}"
+def _imported(op: str, source: Source, closure: Closure, target: Target | None) -> Declarations:
+    """Return what the worker reads."""
+    chosen = _chosen(target)
+    with jit.announcement.announced(f"{op} for {chosen}"):
+        return Declarations(*compilers.triton.build.declare(op, source, chosen, closure))
 
 
-def _key(source: Source, function: str, reading: source_room.triton_facts.Reading) -> Key:
-    """Return the key of the record of a reading. Raises CompileError if it cannot be named."""
-    found = reading.function
-    pruning = found.pruning and found.pruning.top
-    names = [name for name, _ in found.heuristics]
-    lists = sorted(found.plain), sorted(found.unaligned)
-    tuned = found.configs, found.key, found.zeroed, found.restored
-    says = repr((*lists, *tuned, names, found.before, pruning))
-    packages = sorted({"triton", *reading.packages}.difference(sys.stdlib_module_names))
-    versions = {name: version_of(name) for name in packages}
-    unknown = [name for name, version in versions.items() if not version]
-    if unknown or " at 0x" in says:
-        what = f"the version of `{unknown[0]}`" if unknown else "a value of a configuration"
-        raise CompileError(f"{source.paths[0]}: error: {what} is not known without an import")
+def _chosen(target: Target | None) -> Target:
+    return target or Target.parse(EXAMPLE)._replace(torch=short_version(torch.__version__))
+
+
+def _not_cached(op: str, source: Source, closure: Closure, target: Target | None) -> NotCached:
+    variant = Variant(op, source)
+    error = jit.build.not_cached(variant, _key(source, closure, _chosen(target), ()))
+    error.variant = variant
+    return error
+
+
+# ------------------------------------------------------------------ records
+
+
+def _key(source: Source, closure: Closure, target: Target, facts: Facts) -> Key:
     inputs = {
-        **source_inputs(source, closure_of(source)), "function": function, "says": says,
-        "noted": {name: repr(value) for name, value in reading.noted.items()},
-        "package": source.package, "packages": _digest_of_packages(source, reading),
-        "versions": versions,
-        "jitkern": __version__, "python": sys.version, "torch": torch.__version__,
+        **source_inputs(source, closure), "package": source.package,
+        "facts": [list(fact) for fact in facts], "python": sys.version,
+        "triton": version_of("triton"),
     }  # fmt: skip
-    name = re.sub(r"\W", "_", source.paths[0].stem, flags=re.ASCII)[:80]
-    op, place = f"triton::{name}", str(Target.current("cpu").for_host_code())
-    label = label_of(op, f"decorators.{function}", place)
-    return records.record_key("decorators", op, place, label, inputs)
+    name = Path(source.files[0]).stem
+    place = str(target.for_device_code())
+    op = f"triton::{''.join(c if c.isalnum() and c.isascii() else '_' for c in name)[:80]}"
+    return records.record_key("declaration", op, place, label_of(op, "declaration", place), inputs)
 
 
-def _digest_of_packages(source: Source, reading: source_room.triton_facts.Reading) -> str:
-    """Return a digest of all Python files of the packages read: an import runs each `__init__`."""
-    modules = [(f"{source.package}.{source.paths[0].stem}".strip("."), str(source.paths[0]))]
-    modules += [(module, path) for module, path, *_ in reading.taken]
-    tops = set()
-    for module, file in modules:
-        path = Path(file)
-        depth = module.count(".") + (path.name == "__init__.py")
-        if depth:
-            tops.add(path.parents[depth - 1])
-    digest = hashlib.sha256()
-    for top in sorted(tops):
-        for path in sorted(top.rglob("*.py")):
-            digest.update(f"{path.relative_to(top)}\0".encode(errors="surrogateescape"))
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def _walk(source: Source, closure: Closure, target: Target) -> tuple[Any, Key, set[str]]:
+    """Return the last record that leads on from the first, its key, and the facts that are asked.
+
+    The record is None where the next is missing.
+    """
+    asked: set[str] = set()
+    for _ in range(_DEEPEST):
+        facts = tuple((name, now(name, target)) for name in sorted(asked))
+        key = _key(source, closure, target, facts)
+        content = records.read(jit.open_cache(), key, _parsed)
+        if content is None and config.current().remotes and not jit.capturing():
+            try:
+                if not jit.download.fetch(key, source.kind, source.seconds):
+                    content = records.read(jit.open_cache(), key, _parsed)
+            except CacheError:  # nothing can be written
+                content = None
+        if content is None or "functions" in content:
+            return content, key, asked
+        asked |= {*content["reads"]}
+    raise NotCached(f"{source.paths[0]}: the records of its import lead nowhere")
+
+
+def _recorded(source: Source, closure: Closure, target: Target) -> Declarations | None:
+    content, *_ = _walk(source, closure, target)
+    if content is None:
+        return None
+    return Declarations(content["functions"], tuple(map(tuple, content["facts"])))
+
+
+def _record(source: Source, closure: Closure, target: Target, found: Declarations) -> None:
+    """Write the records that lead to what an import gave, as far as they are missing."""
+    by = {"name": "triton", "version": version_of("triton")}
+    for _ in range(_DEEPEST):
+        content, key, asked = _walk(source, closure, target)
+        if content is not None:
+            return
+        more = sorted({name for name, _ in found.facts} - asked)
+        facts = [list(fact) for fact in found.facts]
+        last = {"functions": dict(found.functions), "facts": facts}
+        if records.write(jit.open_cache(), key, {"reads": more} if more else last, by) is None:
+            return
+
+
+def _parsed(content: Any) -> dict[str, Any]:
+    """Return the content of a record. Raises ValueError."""
+    if isinstance(content, dict) and isinstance(
+        content.get("functions", content.get("reads")), (dict, list)
+    ):
+        return content
+    raise ValueError("it says neither what to read nor what functions declare")

@@ -12,6 +12,7 @@ from jitkern.errors import LaunchError
 from jitkern.launch.call import Call
 from jitkern.launch.declared import declared_in
 from jitkern.launch.geometry import Compiled
+from jitkern.target import Target
 
 _LOCAL_BYTES, _REGISTERS = 3, 4  # CUfunction_attribute
 _WARP, _WORD = 32, 4  # threads, and bytes
@@ -45,12 +46,12 @@ class LaunchedKernel:
 
     def __init__(
         self, what: str, start: Callable[[Call], object], device: torch.device, call: Call,
-        compiled: Compiled,
+        compiled: Compiled, target: Target,
     ) -> None:  # fmt: skip
         variant = compiled.variant
         compiled_in = dict(variant.template)
         self._what, self._start, self._device, self._compiled = what, start, device, compiled
-        declared = declared_in(what, variant.source, variant.function)
+        declared = declared_in(what, variant.source, variant.function, target)
         self.choice = None if call.config is None else declared.configs.index(call.config)
         self._names = declared.parameters
         self._passed = [i for i, name in enumerate(self._names) if name not in compiled_in]

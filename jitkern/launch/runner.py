@@ -13,7 +13,7 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import config, jit, launch, source as source_room
+from jitkern import config, jit, launch
 from jitkern._fork import after_fork
 from jitkern.cache.entry import Entry
 from jitkern.config import Config
@@ -22,6 +22,7 @@ from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Question
 from jitkern.launch.call import Call, check_contiguous, checked_address, expanded, variant_of
+from jitkern.launch.declared import declared_in
 from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
 from jitkern.launch.kernels import Kernels
 from jitkern.launch.launched import LaunchedKernel
@@ -100,7 +101,7 @@ class Runner:
 
             def launch_of(config: triton_decorators.TritonConfig) -> Launch:
                 copy = call._replace(args=args())
-                complete = expanded(self.where, self.source, copy, lambda *_: config)
+                complete = self._expanded(copy, lambda *_: config)
                 pairs = list(zip(copy.args, call.args))
                 zeroed = [mine for mine, given in pairs if _is_among(declared.zeroed, given, named)]
                 restored = [pair for pair in pairs if _is_among(declared.restored, pair[1], named)]
@@ -114,15 +115,22 @@ class Runner:
 
                 return launch
 
-            every = declared._replace(pruning=None)
-            situation = repr(autotune.question_of(call.function, every, named))
+            every = declared._replace(pruned=False)
+            situation = repr(autotune.question_of(self.source, call.function, every, named))
             if (known := self._pruned.get(situation)) is None:
-                known = self._pruned[situation] = self._question(call.function, declared, named)
+                known = autotune.question_of(self.source, call.function, declared, named)
+                self._pruned[situation] = known
             run = self._all_compiled(call, known.configs, launch_of)
             config: triton_decorators.TritonConfig = self._choice(known, run).config
             return config
 
-        return expanded(self.where, self.source, call, choose)
+        return self._expanded(call, choose)
+
+    def _expanded(self, call: Call, choose: Callable[..., Any]) -> Call:
+        if self.source.in_python:
+            may_import = config.current().compile != "background"
+            declared_in(self.where, self.source, call.function, self.target, may_import=may_import)
+        return expanded(self.where, self.source, call, choose, self.target)
 
     def _all_compiled(
         self, call: Call, configs: Sequence[triton_decorators.TritonConfig],
@@ -134,8 +142,8 @@ class Runner:
         def compile_all() -> None:
             if jit.at_once.threads_for(len(configs)) == 1:
                 return
-            calls = [expanded(self.where, self.source, call, lambda *_, c=c: c) for c in configs]
-            variants = [variant_of(self.op, self.source, each, self.where)[0] for each in calls]
+            calls = [self._expanded(call, lambda *_, c=c: c) for c in configs]
+            variants = [self._variant(each)[0] for each in calls]
             ensure = functools.partial(jit.ensure, target=self.target)
             with jit.at_once.each(ensure, variants) as results:
                 for result in results:
@@ -147,20 +155,6 @@ class Runner:
             return run(config)
 
         return after
-
-    def _question(
-        self, function: str, declared: triton_decorators.TritonFunction, named: dict[str, Any]
-    ) -> Question:
-        """Return what a choice answers, by the text's `prune_configs_by` if that runs by itself."""
-        try:
-            return autotune.question_of(function, declared, named)
-        except Exception as e:  # noqa: BLE001  of the author's functions, without Triton
-            try:
-                live = source_room.triton_globals.imported(self.source, function)
-            except Exception as cause:
-                raise e from cause
-            pruning = triton_decorators.read(live).pruning
-            return autotune.question_of(function, declared._replace(pruning=pruning), named)
 
     def choose(
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -215,11 +209,11 @@ class Runner:
         form: tuple[Any, ...] = _form(call)
         pair = None
         if self.source.in_python:  # whose variant depends on the arguments, too
-            pair = variant_of(self.op, self.source, call, self.where)
+            pair = self._variant(call)
             how = call.keywords.get("cooperative"), call.keywords.get("pdl")
             form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options, *how)
         if form not in self._ready:
-            variant, positions = pair or variant_of(self.op, self.source, call, self.where)
+            variant, positions = pair or self._variant(call)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
             checks = pair or any(map(table_of, compiled.parameters))  # each tensor of a table
@@ -230,9 +224,13 @@ class Runner:
             what = f"`{call.function}` of {self.where}"
             self._ready[form] = PreparedLaunch(
                 compiled, what, packs,
-                LaunchedKernel(what, self._start, self.device, call, compiled) if pair else None,
+                LaunchedKernel(what, self._start, self.device, call, compiled, self.target)
+                if pair else None,
             )  # fmt: skip
         return self._ready[form]
+
+    def _variant(self, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
+        return variant_of(self.op, self.source, call, self.where, self.target)
 
     def loaded(self, variant: Variant) -> Any:
         """Return the loaded code of `variant`. Remembers a failure while the settings stay."""
@@ -321,7 +319,7 @@ class CachedKernels:
 
     def compiled(self, call: Call) -> Compiled:
         """Return the variant that a call needs, without loading it. Raises NotCached."""
-        variant, positions = variant_of(self.op, self.source, call, self.where)
+        variant, positions = variant_of(self.op, self.source, call, self.where, self.target)
         if variant not in self._entries:
             self._entries[variant] = jit.ensure(variant, self.target, may_compile=False)
         entry = self._entries[variant]

@@ -260,7 +260,7 @@ class Implementation:
         def build() -> None:
             try:
                 with jit.announcement.silence():  # no call waits for it
-                    jit.ensure(variant, runner.target)
+                    launch.declared.make(variant, runner.target)
             except CompileError as e:
                 _log.warning("%s", e)  # fails again until the source is edited
             except Exception as e:  # noqa: BLE001  e.g. a full disk: only the log shows it

@@ -107,7 +107,7 @@ def _used(
                 to.append((found, call_site(file)))
 
             try:
-                run(_variants_to(op, source, add))
+                run(_variants_to(op, source, add, target))
             except DeclarationError:
                 raise
             except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
@@ -161,14 +161,17 @@ def runs_of(
 
 
 def _variants_to(
-    op: DeclaredOp, source: Source, add: Callable[[list[Variant]], Any]
+    op: DeclaredOp,
+    source: Source,
+    add: Callable[[list[Variant]], Any],
+    target: Target | None = None,
 ) -> Callable[[Call], None]:
     """Return a replacement for launches that passes the variants of each launch to `add`."""
 
     def note(call: Call) -> None:
         check_contiguous(op.name, source, call)
-        expansions = all_configurations(op.name, source, call)
-        add([variant_of(op.name, source, expansion)[0] for expansion in expansions])
+        expansions = all_configurations(op.name, source, call, target)
+        add([variant_of(op.name, source, e, target=target)[0] for e in expansions])
 
     return note
 
@@ -177,7 +180,7 @@ def digest_of(op: DeclaredOp, source: Source, device: str, call: tuple[Any, ...]
     """Return a digest that is the same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if source.runs != ITSELF:
-        note = _variants_to(op, source, lambda found: used.update(repr(v[2:]) for v in found))
+        note = _variants_to(op, source, lambda found: used.update(repr(v[2:6]) for v in found))
         with contextlib.suppress(Exception):  # prewarm reports what the author's code raises
             for run in runs_of(op, source, device, call):
                 run(note)

@@ -60,7 +60,7 @@ def refused_by(
     kernels = CachedKernels(op.name, source, target, "", entries)
 
     def check(call: Call) -> None:
-        for expansion in all_configurations(op.name, source, call):
+        for expansion in all_configurations(op.name, source, call, target):
             with contextlib.suppress(NotCached):
                 kernels.check(expansion)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -12,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from jitkern import jit, source
 from jitkern.cache.entry import Entry
-from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError, TargetError
 from jitkern.launch.call import Call, all_configurations, variant_of
 from jitkern.launch.declared import declared_in
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.kinds import Source, Triton, Variant
 from jitkern.source.module_spec import spec_in
-from jitkern.source.triton_decorators import TRITON_OPTIONS
+from jitkern.source.triton_decorators import BARE, TRITON_OPTIONS
 from jitkern.source.triton_globals import live_function
-from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class TritonKernel(RawKernel):
         keywords: arguments by name, constexprs among them, and `num_warps` and the like.
         Raises LaunchError.
         """
-        return self._start(self._call(args, {"grid": grid, **keywords}))
+        target = self._target_for((*args, *keywords.values()))
+        return self._start(self._call(args, {"grid": grid, **keywords}, target))
 
     def run(
         self, *args: Any, grid: Any, warmup: bool = False, **keywords: Any
@@ -84,15 +86,24 @@ class TritonKernel(RawKernel):
     def __getitem__(self, grid: Any) -> Callable[..., LaunchedKernel | None]:
         return functools.partial(self.__call__, grid=grid)
 
-    def variants(self, *args: Any, **keywords: Any) -> list[Variant]:
+    def variants(
+        self, *args: Any, target: Target | str | None = None, **keywords: Any
+    ) -> list[Variant]:
         """Return the variants that a call with these arguments compiles.
 
         There is one, or for an autotuned function one for each configuration. Tensors may be on any
-        device, `meta` too.
+        device, `meta` too. A named target needs no device.
         """
-        call = self._call(args, {"grid": 1, **keywords})
-        expanded = all_configurations(self.op, self.source, call)
-        return [variant_of(self.op, self.source, expansion)[0] for expansion in expanded]
+        chosen = target_of(target) or self._target_for((*args, *keywords.values()))
+        call = self._call(args, {"grid": 1, **keywords}, chosen)
+        expanded = all_configurations(self.op, self.source, call, chosen)
+        return [variant_of(self.op, self.source, one, target=chosen)[0] for one in expanded]
+
+    def _target_for(self, args: Sequence[Any]) -> Target | None:
+        """Return the target of the device of these arguments; None where there is no GPU."""
+        with contextlib.suppress(TargetError):
+            return self._devices.target(self._devices.device_of(args).index)
+        return None
 
     def compile(
         self, *args: Any, target: Target | str | None = None, **keywords: Any
@@ -102,9 +113,10 @@ class TritonKernel(RawKernel):
         A configuration that does not compile is left out, with a warning, unless none is left. A
         named target needs no device. Raises the errors of `jit.ensure`.
         """
-        ensure = functools.partial(self._ensure, target=self._target(target))
+        chosen = self._target(target)
+        ensure = functools.partial(self._ensure, target=chosen)
         entries, errors = [], []
-        with jit.at_once.each(ensure, self.variants(*args, **keywords)) as results:
+        with jit.at_once.each(ensure, self.variants(*args, target=chosen, **keywords)) as results:
             for result in results:
                 try:
                     entries.append(result())
@@ -116,9 +128,9 @@ class TritonKernel(RawKernel):
             _log.warning("leaving out a configuration, which does not compile: %s", error)
         return entries
 
-    def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], keywords: dict[str, Any], target: Target | None) -> Call:
         """Return a Call, with the constexprs apart from the other arguments."""
-        declared = declared_in(self.op, self.source, self.function)
+        declared = declared_in(self.op, self.source, self.function, target)
         named = dict(zip(declared.parameters, args))
         given = _KEYWORDS & keywords.keys()
         options = {n: v for n in given if _UNSET.get(n, ...) != (v := keywords[n])}
@@ -134,13 +146,10 @@ class TritonKernel(RawKernel):
                 raise LaunchError(f"{listed} got two values for `{name}`")
         named = {**dict(declared.passed), **named, **keywords}
         computed = {name for config in declared.configs for name in declared.of_config(config)}
-        computed |= {name for name, _ in declared.heuristics} | dict(declared.defaults).keys()
+        computed |= {*declared.heuristics} | dict(declared.defaults).keys()
         missing = [n for n in declared.parameters if n not in named and n not in computed]
         if missing:
-            read = " (a default is read where it is a literal)" * (
-                missing[0] in declared.constexprs
-            )
-            raise LaunchError(f"{listed} got no value for `{missing[0]}`{read}")
+            raise LaunchError(f"{listed} got no value for `{missing[0]}`")
         template = [(n, value) for n, value in named.items() if n in declared.constexprs]
         rest = [
             named[name]
@@ -175,18 +184,28 @@ def triton_kernel(
             cell = Triton(function, environment=environment)
             return TritonKernel(cell, name, target_of(target), function)
         path = definition
-    declared = functions(path)
-    if not isinstance(function, str):
-        source.triton_function.check(function, declared)
-    if name not in declared:
-        raise DeclarationError(
-            f"{path} has no function `{name}` below `@triton.jit` at its top level; "
-            f"it has: {', '.join(declared) or 'none'}"
-        )
+    if isinstance(function, str):
+        _check_name(path, name)
     file = Triton(path.name, folder=str(path.parent), package=package, environment=environment)
     return TritonKernel(
         file, name, target_of(target), None if isinstance(function, str) else function
     )
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Raise DeclarationError for a name that no statement of a file gives, and CompileError."""
+    try:
+        tree = ast.parse(path.read_bytes(), path)
+    except SyntaxError as e:
+        raise CompileError(f"{path}({e.lineno}): error: {e.msg}") from e
+    words = {getattr(node, "name", getattr(node, "id", "")) for node in ast.walk(tree)}
+    words |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    if name.removesuffix(BARE) not in words | {"*"} and "*" not in words:
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise DeclarationError(
+            f"{path} has no function `{name}` below `@triton.jit` at its top level; "
+            f"it has: {', '.join(functions) or 'none'}"
+        )
 
 
 def _module(name: str) -> tuple[Path, str]:
@@ -214,7 +233,8 @@ def _definition_of(function: Any) -> tuple[Path | None, str, str]:
         raise DeclarationError(f"{function!r} is not a Triton function; {_NAMED_AS}")
     name = source.triton_function.name_of(function)
     if not source.triton_function.in_file(plain):
-        return None, "", name
+        return None, "", plain.__name__
+    source.triton_function.check(function, name)
     module = sys.modules.get(plain.__module__)
     path = Path(plain.__code__.co_filename).absolute()
     return path, getattr(module, "__package__", "") or "", name

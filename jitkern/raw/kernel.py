@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import config, jit
+from jitkern import config, jit, launch
 from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, NotCached
 from jitkern.launch.call import Call
@@ -48,7 +48,7 @@ class RawKernel:
             waits = config.current().compile == "background" and not jit.capturing()
             if not waits or not isinstance(e.variant, Variant):
                 raise self._not_cached(e) from None
-            jit.ensure(e.variant, runner.target)  # there is no reference to run meanwhile
+            launch.declared.make(e.variant, runner.target)  # there is no reference to run meanwhile
             return runner(call)
 
     def _target(self, target: Target | str | None) -> Target:

@@ -1,9 +1,9 @@
 """The files that the kernels of a launch record were compiled from: noted, and compared later.
 
 Files and the paths where no file may be are named relative to bases that may lie elsewhere on each
-machine. Where files are not all that decides (variables, paths in flags, a macro's `#include`, a
-link that leads out of a base), the kernels are named by what their keys are made of, and the keys
-are computed again.
+machine. Where files are not all that decides (variables, facts of an import, paths in flags, a
+macro's `#include`, a link that leads out of a base), the kernels are named by what their keys are
+made of, and the keys are computed again.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def dependencies(source: Source, target: Target, kernels: Sequence[Variant]) -> 
         requests = [jit.request.Request.of(kernel, target) for kernel in kernels]
         whole = jit.request.Request.of(Variant("", source), target)  # all units
     references = [reference_to(request.key) for request in requests]
-    variants = [[v.function, v.template, v.signature, v.options] for v in kernels]
+    variants = [[v.function, v.template, v.signature, v.options, v.facts] for v in kernels]
     by_key = Dependencies(references, {"variants": variants})
     closures = [request.closure for request in (whole, *requests)]
-    if not _by_files(source) or any(closure.absent is None for closure in closures):
+    facts = any(kernel.facts for kernel in kernels)
+    if facts or not _by_files(source) or any(closure.absent is None for closure in closures):
         return by_key
     of_text = f"{source.folder}{os.sep}" if source.text else "\0"  # which the key has
     named = {path for closure in closures for path in closure.named}
@@ -97,7 +98,7 @@ def is_current(op: str, source: Source, target: Target, content: dict[str, Any])
     Raises LookupError, TypeError, ValueError for an odd content, OSError, and DeclarationError.
     """
     if content["variants"] is not None:
-        kernels = [_variant(op, source, *parts) for parts in content["variants"]]
+        kernels = [_variant(op, source, target, *parts) for parts in content["variants"]]
         current = [reference_to(jit.key_of(kernel, target)) for kernel in kernels]
         return current == [tuple(reference) for reference in content["kernels"]]
     bases = _bases(source)
@@ -111,10 +112,11 @@ def is_current(op: str, source: Source, target: Target, content: dict[str, Any])
     )
 
 
-def _variant(op: str, source: Source, function: str, *parts: Any) -> Variant:
-    template, signature, options = map(_in_tuples, parts)
+def _variant(op: str, source: Source, target: Target, function: str, *parts: Any) -> Variant:
+    template, signature, options, facts = map(_in_tuples, parts)
     source = source_room.defining_file.unit_of(source, function, template)
-    return Variant(op, source, function, template, signature, options)
+    present = tuple((name, source_room.import_facts.now(name, target)) for name, _ in facts)
+    return Variant(op, source, function, template, signature, options, present)
 
 
 def _in_tuples(value: Any) -> Any:

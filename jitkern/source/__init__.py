@@ -12,19 +12,20 @@ if TYPE_CHECKING:
         closure as closure,
         constants as constants,
         cpp_text as cpp_text,
+        declarations as declarations,
         defining_file as defining_file,
         dtypes as dtypes,
         global_names as global_names,
+        gpus as gpus,
+        import_facts as import_facts,
         includes as includes,
         key as key,
         kinds as kinds,
         module_spec as module_spec,
         texts as texts,
         triton_decorators as triton_decorators,
-        triton_facts as triton_facts,
         triton_function as triton_function,
         triton_globals as triton_globals,
-        triton_text as triton_text,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -314,7 +314,7 @@ class _Modules:
             data = Path(path).read_bytes()
             label = os.path.relpath(path, folder).replace(os.sep, "/")
             yield label, os.path.realpath(path), data
-            for module in _imported(data):
+            for module in imports_of(data):
                 for candidate in module_files(self._source, path, module):
                     if os.path.isfile(candidate):  # noqa: PTH113  most are not
                         queue.append(candidate)
@@ -323,8 +323,8 @@ class _Modules:
 
 
 @functools.lru_cache(maxsize=256)
-def _imported(text: bytes) -> list[tuple[int, str]]:
-    """(level, dotted name) of each import statement; level 0 is absolute."""
+def imports_of(text: bytes) -> list[tuple[int, str]]:
+    """Return (level, dotted name) of each import statement of a text; level 0 is absolute."""
     try:
         tree = ast.parse(text)
     except SyntaxError:

@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitkern import source as source_room
 from jitkern.source.dtypes import DTYPES, Constant, codes_of_torch
-from jitkern.source.kinds import Source
-from jitkern.source.triton_decorators import Standin, inner
+from jitkern.source.triton_decorators import inner
+
+if TYPE_CHECKING:
+    from jitkern.source.kinds import Source
 
 _CODES = {name: code for code, d in DTYPES.items() for name in (d.triton, d.language)}  # of Triton
 
@@ -106,10 +108,8 @@ def _enum(value: enum.Enum, source: Source) -> str:
 
 
 def _of_triton(value: Any, source: Source) -> Constant:
-    """Return a dtype, constexpr or function of Triton, or a stand-in for one, as plain data."""
+    """Return a dtype, constexpr or function of Triton as plain data."""
     kind = type(value)
-    if kind is Standin and (code := _CODES.get(repr(value).rpartition(".")[2])):
-        return code
     if kind.__module__.startswith("triton."):
         if kind.__name__ == "constexpr":
             return encoded(value.value, source)

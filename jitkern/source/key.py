@@ -33,6 +33,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
             "template": [list(item) for item in variant.template],
             "signature": list(variant.signature),
             "options": [list(item) for item in variant.options],
+            **({"facts": [list(fact) for fact in variant.facts]} if variant.facts else {}),
         },
         "target": str(target),
     }

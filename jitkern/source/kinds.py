@@ -390,7 +390,7 @@ class Triton(Source):
 
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
-            files, more = source_room.triton_function.source_of(files)
+            files, more = source_room.declarations.source_of(files)
             rest = {**more, **rest}  # type: ignore[typeddict-item]
         super().__init__(files, **rest)
 
@@ -531,6 +531,7 @@ class Variant(NamedTuple):
     template: template arguments, macros or constexprs, by name, in order.
     signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`.
     options: Triton's compile options, e.g. num_warps.
+    facts: what an import of a Triton file reads, and finds; see `import_facts`.
     """
 
     op: str
@@ -539,6 +540,7 @@ class Variant(NamedTuple):
     template: tuple[tuple[str, Constant], ...] = ()
     signature: tuple[str, ...] = ()
     options: tuple[tuple[str, int], ...] = ()
+    facts: tuple[tuple[str, Any], ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Variant) or not tuple.__eq__(self, other):

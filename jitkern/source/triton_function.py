@@ -18,39 +18,40 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from jitkern.errors import CompileError, DeclarationError
-from jitkern.source import texts, triton_decorators, triton_text
-from jitkern.source.triton_decorators import BARE, TRITON_OPTIONS, bare, inner
+from jitkern.errors import DeclarationError
+from jitkern.source import texts
+from jitkern.source.triton_decorators import (
+    BARE,
+    TRITON_OPTIONS,
+    UnsupportedDecorator,
+    bare,
+    inner,
+    read,
+)
 
 _PLAIN = (int, float, str, bool, type(None))
 
 
-def source_of(function: Any) -> tuple[str, dict[str, Any]]:
-    """Return the file of a function for `Triton`, and further arguments: the text if it is in none.
+def check(function: Any, name: str) -> None:
+    """Raise DeclarationError for a function that launches do not support.
 
-    Raises DeclarationError for a function without a source, or with globals that no statement can
-    give to a module: others than modules, functions, classes of packages, numbers, strings, lists,
-    tuples, dicts, and Triton's dtypes, constexprs and configurations.
+    Its module does not have it by this name, if another module, a cell or a call has put
+    decorators over it or if the module was reloaded.
     """
-    plain = inner(function)
-    if plain is function or not isinstance(plain, types.FunctionType):
-        raise DeclarationError(f"{function!r} is not a `@triton.jit` function")
-    if (name := name_of(function)).endswith(BARE):
+    found = inner(function).__globals__.get(name.removesuffix(BARE))
+    if (bare(found) if name.endswith(BARE) else found) is not function:
         raise DeclarationError(
-            f"`{name}` is below decorators: pass what its module has by the name"
+            f"`{name}` of its module is another function than the one that was passed: write the "
+            "decorators above the function, and pass what a reloaded module has"
         )
-    if in_file(plain):
-        package = plain.__globals__.get("__package__") or ""
-        path = os.path.abspath(plain.__code__.co_filename)  # noqa: PTH100  as the code has it
-        check(function, triton_text.functions(Path(path)))
-        return path, {"package": package}
-    text, written_at = text_of([plain])
-    path = f"{plain.__name__}.py"
-    check(function, triton_text.Functions(path, ast.parse(text)))
-    return path, {"text": text, "written_at": written_at}
+    if type(function).__name__ == "InterpretedFunction":
+        return  # for TRITON_INTERPRET=1, which compilers do not see
+    try:
+        read(function)
+    except (TypeError, UnsupportedDecorator) as e:
+        raise DeclarationError(f"`{name}`: {e}") from e
 
 
 def name_of(function: Any) -> str:
@@ -68,44 +69,15 @@ def name_of(function: Any) -> str:
     return next(others, below)
 
 
-def check(function: Any, declared: triton_text.Functions) -> None:
-    """Raise DeclarationError for decorators that a launch would not find in the text.
-
-    Such are those that another module, a cell or a call has put over a function, and those of a
-    file that was edited since its import. What the text cannot tell, a launch reads from the object
-    that the module has.
-    """
-    name = name_of(function)
-    if type(function).__name__ == "InterpretedFunction":
-        return  # for TRITON_INTERPRET=1, which compilers do not see
-    try:
-        real = triton_decorators.read(function)
-        found = declared[name]
-    except (TypeError, triton_decorators.UnsupportedDecorator) as e:
-        raise DeclarationError(f"`{name}`: {e}") from e
-    except KeyError:
-        told = f"the text has no function `{name}`"
-    except CompileError:
-        names = inner(function).__globals__
-        own = function in (names.get(name), bare(names.get(name.removesuffix(BARE))))
-        told = "" if own else f"`{name}` of its module is another"
-    else:
-        told = triton_decorators.difference(found, real)
-    if told:
-        raise DeclarationError(
-            f"`{name}` has other decorators than its text, which is what a launch reads "
-            f"({told}): write them above the function, and reload an edited file"
-        )
-
-
-def text_of(functions: Iterable[types.FunctionType]) -> tuple[str, list[texts.Span]]:
+def text_of(functions: Iterable[Any]) -> tuple[str, list[texts.Span]]:
     """Return a module of functions and all that they name, and where the functions are written.
 
-    Raises DeclarationError for what `source_of` refuses, and for a name with two meanings.
+    Of decorators the module has `triton.jit` alone. Raises DeclarationError for what `source_of`
+    refuses, and for a name with two meanings.
     """
     writer = _ModuleWriter()
     for function in functions:
-        if function not in writer.added:
+        if inner(function) not in writer.added:
             writer.add_function(function)
     return writer.module()
 
@@ -131,9 +103,12 @@ class _ModuleWriter:
             lines += rows
         return "\n".join([*lines, ""]), spans
 
-    def add_function(self, function: types.FunctionType) -> None:
+    def add_function(self, value: Any) -> None:
         """Add a function, after all that its source names."""
+        function = inner(value)
         text = written(function)
+        if (jitted := bare(value)) is not None:
+            text = self._undecorated(text, jitted)
         self._check(function.__name__, function, function)
         self._named[function.__name__] = function
         self.added.append(function)
@@ -143,6 +118,21 @@ class _ModuleWriter:
                 self._add(name, known[name], function)
         code = function.__code__
         self.functions.append((text, code.co_filename, code.co_firstlineno))
+
+    def _undecorated(self, text: str, jitted: Any) -> str:
+        """Return the text of a function with `triton.jit` in place of its decorators."""
+        (node,) = ast.parse(text).body
+        assert isinstance(node, ast.FunctionDef)
+        first = min((decorator.lineno for decorator in node.decorator_list), default=node.lineno)
+        rows = text.splitlines()
+        of_gluon = type(jitted).__name__ == "GluonJITFunction"
+        module = self._module("triton.experimental.gluon" if of_gluon else "triton")
+        options = f"debug={jitted.debug!r}, noinline={jitted.noinline!r}"
+        for at in range(first - 1, node.lineno - 1):
+            rows[at] = f"# {rows[at]}"
+        if first < node.lineno:
+            rows[node.lineno - 2] = f"@{module}.jit({options})"
+        return "\n".join([*rows, ""])
 
     def _check(self, name: str, value: Any, user: types.FunctionType) -> None:
         """Refuse a name that has two meanings."""
@@ -165,7 +155,7 @@ class _ModuleWriter:
         elif isinstance(plain, (type, types.FunctionType)) and _is_installed(plain):
             self.imports.append(f"from {plain.__module__} import {plain.__qualname__} as {name}")
         elif isinstance(plain, types.FunctionType):
-            self.add_function(plain)
+            self.add_function(value)
             if name != plain.__name__:
                 self.functions.append((f"{name} = {plain.__name__}\n", "", 0))
         else:
@@ -212,12 +202,12 @@ class _ModuleWriter:
 
 
 def in_file(function: types.FunctionType) -> bool:
-    """Whether a file has the function at its top level.
+    """Whether a file that can be imported has the function at its top level.
 
-    Not so a function in a cell, in text given to `exec`, or in another function.
+    Not so a function in a cell, in text given to `exec`, in another function, or of a program.
     """
     file = function.__code__.co_filename
-    top = function.__qualname__ == function.__name__
+    top = function.__qualname__ == function.__name__ and function.__module__ != "__main__"
     return top and os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jitkern import source as source_room
 from jitkern.errors import DeclarationError
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import BARE, bare
@@ -59,11 +60,12 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
 
 def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
-    if not source.text:
-        for names in names_of_file(os.path.realpath(source.paths[0])):
-            value = _named(names, function)
-            if type(value).__module__.startswith("triton."):
-                return value
+    if source.text:
+        return source_room.declarations.live(source.text)
+    for names in names_of_file(os.path.realpath(source.paths[0])):
+        value = _named(names, function)
+        if bare(value) is not None:
+            return value
     return None
 
 

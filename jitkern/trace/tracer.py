@@ -12,7 +12,6 @@ import torch
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, address_of, check_contiguous, expanded
-from jitkern.launch.declared import declared_in
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
@@ -164,13 +163,8 @@ class Tracer(ProgramBuilder):
         """Record a launch: get the kernel and check its arguments now; the program launches."""
         choose = functools.partial(self._autotuned, call.function)
         where, source = self._kernels_of.where, self._kernels_of.source
-        if source.in_python and (why := declared_in(where, source, call.function).unread):
-            raise Unsupported(
-                f"the decorators of `{call.function}` follow from more than the text of its file, "
-                f"and a program cannot tell when they change: {why}"
-            )
         check_contiguous(where, source, call)
-        call = expanded(where, source, call, choose)
+        call = expanded(where, source, call, choose, self._kernels_of.target)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)
         number = len(self.kernels)
@@ -234,7 +228,7 @@ class Tracer(ProgramBuilder):
         self, function: str, declared: triton_decorators.TritonFunction, named: dict[str, Any]
     ) -> triton_decorators.TritonConfig:
         chosen: triton_decorators.TritonConfig = self._choice(
-            autotune.question_of(function, declared, named)
+            autotune.question_of(self._kernels_of.source, function, declared, named)
         )
         return chosen
 

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 import torch
-from helpers import H100, needs_triton, until
+from helpers import H100, needs_triton, one_in_four, until
 
 import jitkern
 from jitkern import config, jit
 from jitkern.compilers.triton import build as compiler
-from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.source import triton_text as declarations
+from jitkern.errors import CompileError, CompilerNotFound, LaunchError, TargetError
+from jitkern.launch.declared import declared_in
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Triton, Variant
 from jitkern.target import Target
@@ -101,66 +101,51 @@ def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom helper import twice\n"
         + COPY.replace("* scale", "* twice(scale)")
     )
-    with pytest.raises(CompileError, match="helper.py, which the cache key does not cover"):
+    with pytest.raises(CompileError, match="opens .*helper.py, which the cache key does not cover"):
         build(text)
 
 
 OTHER = "V = tl.constexpr(2)\n"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("from other import V", "`V` comes from .*other.py, which the cache key does not cover"),
-        ("from other import *", "`V` comes from .*other.py"),
-        ("from other import V as W\nV: tl.constexpr = W.value + 1", "`V` comes from .*other.py"),
-        ("import other\nV: tl.constexpr = other.V.value", "`V` comes from .*other.py"),
-        ("import other\nV = tl.constexpr(getattr(other, 'V').value)", "comes from .*other.py"),
-        ("import importlib\nV = importlib.import_module('other').V", "comes from .*other.py"),
-        ("import importlib\no = importlib.import_module('other')\nV = o.V", "comes from .*other.py"),
-        ("V = tl.constexpr(int(open(DATA).read()))", "made by `open`, and the cache key does not"),
-        ("with open(DATA) as f: V = tl.constexpr(int(f.read()))", "made by `open`"),
-        ("from pathlib import Path\nV = tl.constexpr(int(Path(DATA).read_text()))", "`pathlib.Path`"),
-        ("def read():\n    with open(DATA) as f: return f.read()\nV = tl.constexpr(int(read()))", "`open`"),
-        ("def read():\n    import other\n    return other.V\nV = read()", "comes from .*other.py"),
-        ("def read():\n    from other import V\n    return V\nV = read()", "comes from .*other.py"),
-        ("import json\nD = {}\nD.update(json.load(open(DATA)))\nV = tl.constexpr(int(D['v']))", "made by `"),
-        ("import json\nD = {}\nD['v'] = json.load(open(DATA))['v']\nV = tl.constexpr(D['v'])", "made by `"),
-        ("import os\nV: tl.constexpr = 3 if os.path.exists(DATA) else 2", "made by `posixpath.exists`"),
-        ("import other\nif other.V.value > 1: V: tl.constexpr = 3\nelse: V: tl.constexpr = 2", "other.py"),
-        ("for V in [tl.constexpr(int(n)) for n in open(DATA).read().split()[:1]]: pass", "`open`"),
-        ("import torch\nV = tl.constexpr(3 if torch.cuda.is_available() else 2)", "`torch.cuda.is_avail"),
-        ("import torch\nV = tl.constexpr(int(torch.from_file(DATA, size=1, dtype=torch.uint8)[0]))", "`torch.from_file`"),
-        ("V = tl.constexpr(3)\nglobals()['V'] = tl.constexpr(int(open(DATA).read()))", "made by `"),
-        ("V = tl.constexpr(3)\ng = globals()\ng['V'] = tl.constexpr(int(open(DATA).read()))", "made by `"),
-        ("V = tl.constexpr(3)\nexec(open(DATA).read() and 'V = tl.constexpr(2)')", "made by `"),
-        ("V = tl.constexpr(3)\nsys.modules[__name__].V = tl.constexpr(int(open(DATA).read()))", "made by `open`"),
-        ("V = tl.constexpr(3)\nsetattr(sys.modules[__name__], 'V', tl.constexpr(int(open(DATA).read())))", "made by `open`"),
-        ("V = tl.constexpr(3)\nme = sys.modules[__name__]\nme.V = tl.constexpr(int(open(DATA).read()))", "made by `open`"),
-        ("V = tl.constexpr(3)\ndef put(m): m.V = tl.constexpr(int(open(DATA).read()))\nput(sys.modules[__name__])", "made by `open`"),
-        ("V = tl.constexpr(3)\nsys.modules[__name__].__dict__['V'] = tl.constexpr(int(open(DATA).read()))", "made by `open`"),
-        ("try:\n    V = tl.constexpr(int(open(DATA).read()))\nexcept Exception:\n    V = tl.constexpr(2)", "made by `open`"),
-        ("import own\nV = own.made()", "made by `open`"),
-        ("import own\nD = [2]\nown.fill(D)\nV = tl.constexpr(D[0])", "made by `open`"),
-        ("class C: V = int(open(DATA).read())\nV = tl.constexpr(C.V)", "made by `open`"),
-        ("class C: pass\nC.v = int(open(DATA).read())\nV = tl.constexpr(C.v)", "made by `open`"),
-        ("V = tl.constexpr(2)\ndef read():\n    global V\n    V = tl.constexpr(int(open(DATA).read()))\nread()", "`open`"),
-    ],
-)  # fmt: skip
-def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, says):
+OUTSIDE = [
+    "from other import V",
+    "from other import *",
+    "from other import V as W\nV: tl.constexpr = W.value + 1",
+    "try:\n    from other import V\nexcept Exception:\n    V = tl.constexpr(2)",
+    "import importlib\nV = importlib.import_module('other').V",
+    "def read():\n    from other import V\n    return V\nV = read()",
+    "V = tl.constexpr(int(open(DATA).read()))",
+    "from pathlib import Path\nV = tl.constexpr(int(Path(DATA).read_text()))",
+    "import io\nV = tl.constexpr(int(io.open(DATA).read()))",
+    "import os\nV = tl.constexpr(int(os.read(os.open(DATA, os.O_RDONLY), 1)))",
+    "import numpy\nV = tl.constexpr(int(numpy.fromfile(DATA, dtype='uint8')[0]))",
+    "def read(file=open):\n    return file(DATA).read()\nV = tl.constexpr(int(read()))",
+    "try:\n    V = tl.constexpr(int(open(DATA).read()))\nexcept Exception:\n    V = tl.constexpr(2)",
+    "import own\nV = own.made()",
+    "import subprocess\nV = tl.constexpr(int(subprocess.check_output(['cat', DATA])))",
+    "import os\nV = tl.constexpr(2 + os.system('true'))",
+    "import os\nV = tl.constexpr(len(os.environ))",
+    "import torch\nV = tl.constexpr(int(torch.zeros(1, device='cuda')[0]))",
+    "V = tl.constexpr(triton.runtime.driver.active.get_current_stream(0))",
+]
+
+
+@pytest.mark.parametrize("text", one_in_four(OUTSIDE))
+def test_an_import_that_reads_what_no_key_covers_is_refused(build, tmp_path, text):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "other.py").write_text(f"import triton.language as tl\n{OTHER}")
+    data = tmp_path / "data.txt"
+    data.write_text("2")
     (build.folder / "own.py").write_text(
-        "import triton.language as tl\ndef made(): return tl.constexpr(int(open('/dev/null').read() or 2))\n"
-        "def fill(d): d[0] = int(open('/dev/null').read() or d[0])\n"
+        f"import triton.language as tl\ndef made(): return tl.constexpr(int(open({str(data)!r}).read()))\n"
     )
-    data = tmp_path / "data.json"
-    data.write_text('{"v": 2}' if "json" in text else "2")
-    path = [str(build.folder), str(tmp_path / "elsewhere")]
-    head = f"{HEAD}import sys\nsys.path[:0] = {path}\nDATA = {str(data)!r}\n"
+    head = f"{HEAD}import sys\nsys.path.append({str(tmp_path / 'elsewhere')!r})\nDATA = {str(data)!r}\n"
     kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
-    with pytest.raises(CompileError, match=f"(?s)error: .*{says}"):
+    says = (
+        r"error: the import of .*k\.py (opens|starts|reads the whole|calls|asks) .*put the kernel"
+    )
+    with pytest.raises(CompileError, match=f"(?s){says}"):
         build(f"{head}{text}\n{kernel}")
 
 
@@ -173,12 +158,9 @@ def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, 
         "import own\nV = tl.constexpr(own.V.value)",
         "from own import V",
         "from own import *",
-        "import os\nV = tl.constexpr(int(os.environ.get('BLOCK', '2')))",
-        "from packaging import version\nV = tl.constexpr(3 if version.parse(triton.__version__) > version.parse('2') else 2)",
         "def made(n):\n    open = n + 1\n    return open\nV = tl.constexpr(made(2))",
         "class C: pass\nC.v = 2\nV = tl.constexpr(C.v)",
         "V = tl.constexpr(2)\ndef chosen():\n    global V\n    V = tl.constexpr(3)\nchosen()",
-        "import os, torch\nos.environ['NOTHING'] = str(os.getpid())\ntorch.backends.cudnn.benchmark = True\nV = tl.constexpr(len(os.environ.get('BLOCK', '22')) if torch.float16 else 3)",
         "V = tl.constexpr(2)\nif __name__ == '__main__':\n    V = open('/nowhere').read()",
         "V = tl.constexpr(2)\nprint('V' in globals(), len(vars()), globals()['V'])\nclass C: pass\nsetattr(C, 'V', open('/dev/null'))",
         "V = tl.constexpr(2)\nnames = {}\nexec('V = 3', names)\ndef run(): exec('V = 3')",
@@ -188,8 +170,9 @@ def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, 
         "exec('V = tl.constexpr(2)')",
         "V = tl.constexpr(3)\nglobals().update(V=tl.constexpr(2))",
         "V = tl.constexpr(3)\ndef read(): exec('V = tl.constexpr(2)', globals())\nread()",
-        "import importlib\nimportlib.import_module(__name__).V = tl.constexpr(2)",
-        "try:\n    A = int(open('/nowhere').read())\nexcept OSError:\n    A = 2\nV = tl.constexpr(2)",
+        "import os\nos.environ['OWN'] = '3'\nV = tl.constexpr(int(os.environ['OWN']))",
+        "import torch\nV = tl.constexpr(3 if torch.cuda.get_device_capability() >= (9, 0) else 2)",
+        "V = tl.constexpr(triton.runtime.driver.active.get_current_target().arch)",
         "from json import *\nV = tl.constexpr(2)",
         "@triton.jit\ndef half(x):\n    return x / 2\nV = tl.constexpr(2)\nfor name in ('a', 'b'):\n    print(open)",
     ],
@@ -199,14 +182,6 @@ def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, 
     kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
     head = f"{HEAD}import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
     build(f"{head}{text}\n{kernel}")
-
-
-def test_a_default_that_comes_from_elsewhere_is_refused(build):
-    helper = "@triton.jit\ndef times(x, K: tl.constexpr = %s): return x * K\n"
-    kernel = COPY.removeprefix(HEAD).replace("* scale", "* times(scale)")
-    with pytest.raises(CompileError, match="made by `open`, and the cache key does not cover"):
-        build(HEAD + helper % "int(open('/dev/null').read() or 2)" + kernel)
-    build(HEAD + helper % "1 + 1" + kernel)
 
 
 def test_a_file_that_asks_for_its_own_module_finds_it(build):
@@ -261,7 +236,9 @@ def test_an_assertion_without_a_word_shows_the_line(build):
 
 
 def test_a_refusal_shows_none_of_our_own_lines(build):
-    with pytest.raises(CompileError, match=r"as a constexpr argument\nfull log: "):
+    with pytest.raises(
+        CompileError, match=r"error: NameError\('open is not defined'\)\nfull log: "
+    ):
         build(COPY.replace("* scale", "* scale * int(open('/nowhere'))"))
 
 
@@ -271,12 +248,12 @@ def test_a_syntax_error_names_file_and_line(build):
 
 
 def test_a_missing_function_lists_what_there_is(build):
-    with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
+    with pytest.raises(CompileError, match=r"has no @triton.jit function `other`; it has: k"):
         build(function="other")
 
 
 def test_a_function_that_is_not_jit_is_refused(build):
-    with pytest.raises(CompileError, match="is a function, not a plain @triton.jit function"):
+    with pytest.raises(CompileError, match="has no @triton.jit function `k`; it has: none"):
         build(COPY.replace("@triton.jit\n", ""))
 
 
@@ -294,27 +271,40 @@ TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
 
 
 @pytest.mark.parametrize(
-    ("text", "decorators", "says"),
+    ("text", "decorators", "declared"),
     [
-        ("import sys\nsetattr(sys.modules[__name__], 'C', [triton.Config({'B': 64}, num_warps=8)])", TUNED, "configs"),
-        ("import sys\nsys.modules[__name__].LIMIT = 8", "@triton.heuristics({'B': lambda a: LIMIT})\n@triton.jit", "the heuristic of `B`"),
-        ("from own import heuristics as more", "@more({'B': lambda a: 64})\n@triton.jit", "heuristics: none and B"),
-        ("from own import jit", "@jit", "key: .'n',. and ..: write|plain: .* and .'n'"),
-        ("class Mine(triton.runtime.autotuner.Autotuner): pass", "@(lambda f: Mine(f, f.arg_names, C, [], None, None))\n@triton.jit", "Mine, not a plain"),
-        ("import functools\ndef logged(f): return functools.wraps(f.fn)(lambda *a: f)", "@logged\n@triton.jit", "`k` in .* is a function, not a plain"),
-        ("I = tl.constexpr", "@triton.jit", "`B` is annotated by a name of the file's own"),
+        ("import sys\nsetattr(sys.modules[__name__], 'C', [triton.Config({'B': 64}, num_warps=8)])", TUNED, {"configs": [("num_warps", 8)]}),
+        ("from own import heuristics as more", "@more({'B': lambda a: 64})\n@triton.jit", {"heuristics": ("B",)}),
+        ("from own import jit", "@jit", {"plain": frozenset({"n"})}),
+        ("class Wrapper:\n    def __init__(self, fn): self.fn = fn", "@Wrapper\n@triton.jit", {"heuristics": ()}),
+        ("exec('C = [triton.Config({\"B\": 32}, num_warps=2)]')", TUNED, {"configs": [("num_warps", 2)]}),
+        ("I = tl.constexpr", "@triton.jit", {"constexprs": frozenset({"B"})}),
     ],
 )  # fmt: skip
-def test_decorators_that_an_import_alone_gives_are_refused(build, text, decorators, says):
+def test_decorators_are_what_an_import_gives(build, text, decorators, declared):
     (build.folder / "own.py").write_text(
         "import triton\nfrom triton import heuristics\n"
         "def jit(f): return triton.jit(f, do_not_specialize=['n'])\n"
     )
-    head = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\n"
     kernel = COPY.removeprefix(HEAD).replace("@triton.jit", decorators)
     kernel = kernel.replace("B: tl.constexpr", "B: I") if text.startswith("I =") else kernel
-    with pytest.raises(CompileError, match=f"(?s)k.py: error: .*{says}"):
-        build(f"{HEAD}{DECORATED}{head}{text}\n{kernel}")
+    build(f"{HEAD}{DECORATED}{text}\n{kernel}")
+    found = declared_in("test::k", Triton("k.py", folder=str(build.folder)), "k", TARGET)
+    for name, value in declared.items():
+        if name == "configs":
+            assert [config.options[0] for config in found.configs] == value
+        else:
+            assert getattr(found, name) == value
+
+
+def test_a_class_that_chooses_in_its_own_way_is_refused(build):
+    text = "class Mine(triton.runtime.autotuner.Autotuner): pass\n"
+    over = "@(lambda f: Mine(f, f.arg_names, C, [], None, None))\n@triton.jit"
+    build(HEAD + DECORATED + text + COPY.removeprefix(HEAD).replace("@triton.jit", over))
+    source = Triton("k.py", folder=str(build.folder))
+    with pytest.raises(CompileError, match="`k` is a Mine, not a plain @triton.jit function"):
+        declared_in("test::k", source, "k", TARGET)
+    assert declared_in("test::k", source, "k.fn", TARGET).configs == ()
 
 
 def test_decorators_that_import_and_text_give_compile(build):
@@ -327,23 +317,6 @@ def test_decorators_that_import_and_text_give_compile(build):
         + COPY.removeprefix(HEAD).replace("B: tl", "S: tl.constexpr, B: tl"),
         template=(("S", 1), ("B", 64)),
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "decorators"),
-    [
-        ("exec('C = [triton.Config({\"B\": 32})]')", TUNED),
-        ("globals()['C'] = [triton.Config({'B': 32})]", TUNED),
-        ("vars()['f'] = lambda a: 64\ndef g(a): return f(a)\nf = lambda a: 32\nexec('f = lambda a: 64')", "@triton.heuristics({'B': g})\n@triton.jit"),
-    ],
-)  # fmt: skip
-def test_decorators_follow_from_all_statements_above_them(build, text, decorators):
-    kernel = COPY.removeprefix(HEAD).replace("@triton.jit", decorators)
-    build(f"{HEAD}{DECORATED}{text}\n{kernel}")
-    found = declarations.functions(build.folder / "k.py")["k"]
-    assert [c.constexprs for c in found.configs] == [(("B", 32),)] or found.heuristics[0][1](
-        {}
-    ) == 64
 
 
 def test_the_worker_survives_a_failure_and_serves_again(build):
@@ -395,13 +368,12 @@ def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
 
 
 def really_imported(tmp_path, name, text):
-    """A kernel that uses a function of Triton's by way of a module that is not its own."""
-    away = tmp_path / "away"
-    away.mkdir(exist_ok=True)
-    (away / f"{name}.py").write_text(
+    """A kernel that uses a function of Triton's by way of another module."""
+    own = tmp_path / "kernels" / "k"
+    (own / f"{name}.py").write_text(
         f"{text}\nfrom triton.language.extra.cuda.libdevice import tanh\n"
     )
-    head = f"{HEAD}import sys\nsys.path.insert(0, {str(away)!r})\nfrom {name} import tanh\n"
+    head = f"{HEAD}from {name} import tanh\n"
     return head + COPY.removeprefix(HEAD).replace("* scale", "* tanh(scale)")
 
 
@@ -420,19 +392,6 @@ def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
     monkeypatch.chdir(here)
     build()
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_new_worker")
-@pytest.mark.parametrize("written", [True, False])
-def test_bytecode_is_written_where_this_process_would_write_it(
-    build, tmp_path, monkeypatch, written
-):
-    monkeypatch.setattr(sys, "dont_write_bytecode", not written)
-    monkeypatch.setattr(sys, "pycache_prefix", None)
-    build(really_imported(tmp_path, "helper_of_others", ""))
-    assert (tmp_path / "away" / "__pycache__").exists() == written
-    assert not (build.folder / "__pycache__").exists()
 
 
 @pytest.mark.long
@@ -554,7 +513,7 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
 
 @pytest.mark.long
 def test_what_an_imported_module_prints_or_reads_is_no_message(build, tmp_path):
-    for number, text in enumerate(("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')")):
+    for number, text in enumerate(("print('no answer')", "os.write(1, b'{}\\n')")):
         kernel = really_imported(tmp_path, f"prints{number}", f"import os\n{text}")
         assert build(kernel).manifest.meta["symbol"] == "k"
 
@@ -575,7 +534,7 @@ def test_an_interrupted_compile_leaves_the_next_no_answer(build, tmp_path):
 
     before = signal.signal(signal.SIGALRM, interrupt)
     build()
-    begun = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+    begun = f"import os, time\nos.mkdir({str(tmp_path / 'begun')!r})\n"
     interrupter = threading.Thread(target=interrupt_the_compile)
     interrupter.start()
     try:
@@ -604,20 +563,17 @@ def test_no_triton_says_what_to_install(build, monkeypatch):
         build()
 
 
-def test_the_declaration_is_read_from_text(build):
+def test_what_is_declared_is_what_triton_read(build):
     (build.folder / "k.py").write_text(
         HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
-        "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\n@other\ndef no(): pass\n"
+        "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\ndef no(): pass\n"
     )
-    found = declarations.functions(build.folder / "k.py")
-    assert list(found) == ["k"]
-    assert found["k"].defaults == (("C", 1),)
-    assert found["k"].parameters == ("x", "y", "n", "B", "C")
-    assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == (
-        {"B", "C"},
-        {"n", "y"},
-        {"x"},
-    )
+    source = Triton("k.py", folder=str(build.folder))
+    found = declared_in("test::k", source, "k", TARGET)
+    assert (found.defaults, found.parameters) == ((("C", 1),), ("x", "y", "n", "B", "C"))
+    assert (found.constexprs, found.plain, found.unaligned) == ({"B", "C"}, {"n", "y"}, {"x"})
+    with pytest.raises(LaunchError, match="has no @triton.jit function `no`; it has: k"):
+        declared_in("test::k", source, "no", TARGET)
 
 
 def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
@@ -625,7 +581,7 @@ def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
     for number in (2, 3):
         path.write_text(COPY.replace("B: tl.constexpr", f"B: tl.constexpr = {number}"))
         os.utime(path, (1e9, 1e9))
-        found.append(declarations.functions(path)["k"].defaults)
+        found.append(declared_in("test::k", Triton(str(path)), "k", TARGET).defaults)
     assert found == [(("B", 2),), (("B", 3),)]
 
 
@@ -664,14 +620,11 @@ def test_annotations_count_as_triton_has_them(tmp_path, annotation, value):
     assert (ours.replace("i1", "u1"), bool(aligned)) == (kind.replace("*k", "*"), attribute == "D")
 
 
-@pytest.mark.long
-def test_an_annotation_that_launches_cannot_read_is_refused(build):
-    text = COPY.replace(
-        "import triton.language as tl", "import triton.language as tl\nI = tl.int64"
-    )
-    with pytest.raises(CompileError, match="`n` is annotated as i64, and passed as i32"):
-        build(text.replace("n, scale", "n: I, scale"))
-    build(text.replace("n, scale", "n: tl.int64, scale"), signature=("*f32", "*f32", "i64", "f32"))
+def test_an_annotation_by_a_name_of_the_files_own_counts(build):
+    text = COPY.replace("triton.language as tl", "triton.language as tl\nI = tl.int64")
+    build(text.replace("n, scale", "n: I, scale"), signature=("*f32", "*f32", "i64", "f32"))
+    source = Triton("k.py", folder=str(build.folder))
+    assert declared_in("test::k", source, "k", TARGET).annotated == (("n", "i64"),)
 
 
 @pytest.mark.parametrize("annotation", ["tl.float16", "tl.bfloat16", "'fp16'", "tl.float8e5"])
@@ -682,17 +635,9 @@ def test_a_scalar_that_is_a_narrow_float_is_refused_in_words(tmp_path, annotatio
     )
     says = "`a` is annotated as .*16 bits or fewer cannot be passed: annotate it as tl.float32"
     with pytest.raises(CompileError, match=says):
-        jitkern.triton_kernel(f"{path}:k")
+        jitkern.triton_kernel(f"{path}:k").variants(1.0)
     (variant,) = jitkern.triton_kernel(f"{path}:wide").variants(1.0)
     assert variant.signature == ("f32",)
-
-
-def test_a_narrow_float_by_a_name_of_its_own_is_refused_in_words(build):
-    text = COPY.replace(
-        "import triton.language as tl", "import triton.language as tl\nH = tl.float16"
-    )
-    with pytest.raises(CompileError, match="`scale` is annotated as fp16, and scalars that are"):
-        build(text.replace("n, scale", "n, scale: H"))
 
 
 def test_a_worker_that_dies_within_its_answer_has_ended():

@@ -133,7 +133,7 @@ def test_a_parameter_that_a_macro_writes_is_told_by_its_type(told):
 
 
 def test_a_triton_parameter_is_named_by_its_place_in_the_launch(told):
-    text = "import triton\n@triton.jit\ndef k(x, one, n, B: tl.constexpr): pass"
+    text = "import triton\nimport triton.language as tl\n@triton.jit\ndef k(x, one, n, B: tl.constexpr): pass"
     assert told(text, ["*f32", "i32"], [None, 2**31], kept=(0, 2), source=Triton) == (
         "`k`: argument 3 (`n`) must be an integer that fits i32, got 2147483648; it takes (x, one, n)"
     )

@@ -1,15 +1,21 @@
-"""Decorators that follow from more than a file's text, kept for processes without Triton."""
+"""What an import of a Triton file declares: kept for its files and for the facts that it reads."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from helpers import H100, needs_triton
+import torch
+from helpers import H100, needs_triton, one_in_four, target_of
 
 import jitkern
 from jitkern import jit
+from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached
+from jitkern.launch.declared import declared_in
+from jitkern.source.kinds import Triton
+from jitkern.target import Target
 
+pytestmark = needs_triton
 KERNELS = """
 import os
 import torch
@@ -20,12 +26,12 @@ from .sizes import sizes
 WIDE = os.environ.get("WIDE_BLOCKS", "") == "1"
 
 @triton.autotune(configs=[triton.Config({"B": b}) for b in sizes(WIDE)], key=["n"])
-@triton.heuristics({"EVEN": lambda args: args["n"] % args["B"] == 0})
 @triton.jit
-def k(out, x, n, B: tl.constexpr, EVEN: tl.constexpr):
+def k(out, x, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
 """
+EVEN = ("@triton.jit", '@triton.heuristics({"B": lambda args: args["n"] // 3})\n@triton.jit')
 SIZES = "def sizes(wide):\n    return [128, 256] if wide else [64]\n"
 ASK = """
 import json, sys
@@ -34,11 +40,13 @@ import jitkern
 
 k = jitkern.triton_kernel("keptlib.ops.kernels:k")
 x = torch.zeros(200, device="meta")
-blocks = [dict(variant.template)["B"] for variant in k.variants(x, x, 192)]
+blocks = [dict(variant.template)["B"] for variant in k.variants(x, x, 192, target="{target}")]
 if {build}:
     k.compile(x, x, 192, target="{target}")
-print(json.dumps([blocks, "triton" in sys.modules, "keptlib.ops.kernels" in sys.modules]))
+names = ("triton", "keptlib.ops.kernels", "jitkern.compilers.triton.build")
+print(json.dumps([blocks, *(name in sys.modules for name in names)]))
 """
+TARGET = Target.parse(H100)
 
 
 @pytest.fixture
@@ -54,104 +62,127 @@ def package(tmp_path):
 
 @pytest.fixture
 def asked(run_python):
-    """What another process finds: the blocks, and whether it has imported Triton to know them."""
+    """What another process finds: the blocks, and whether it has asked the worker for them."""
 
-    def ask(*, build=False, ask=ASK, **environment):
+    def ask(*, build=False, ask=ASK, imports=False, **environment):
         done = run_python(ask.format(build=build, target=H100), **environment)
         assert done.returncode == 0, done.stderr
-        blocks, *imported = json.loads(done.stdout.splitlines()[-1])
-        assert imported in ([True, True], [False, False])
-        return blocks, imported[0]
+        blocks, *imported, worker = json.loads(done.stdout.splitlines()[-1])
+        assert imported == [imports, imports]
+        return blocks, worker
 
     return ask
 
 
-@needs_triton
 def test_what_an_import_said_is_kept_for_its_variables(package, asked):
     assert [asked(), asked()] == [([64], True), ([64], False)]
-    assert asked(WIDE_BLOCKS="1") == ([128, 256], True)
-    assert asked(WIDE_BLOCKS="1") == ([128, 256], False)
+    for wide in ("1", "0", "1"):
+        blocks = [128, 256] if wide == "1" else [64]
+        assert asked(WIDE_BLOCKS=wide)[0] == blocks
+        assert asked(WIDE_BLOCKS=wide) == (blocks, False)
+    assert asked(UNREAD="1") == ([64], False)
 
 
 @pytest.mark.long
-@needs_triton
 def test_what_an_import_said_is_kept_for_its_files(package, asked):
     assert [asked(), asked()] == [([64], True), ([64], False)]
     (package / "sizes.py").write_text(SIZES.replace("[64]", "[32]"))
     assert [asked(), asked()] == [([32], True), ([32], False)]
-    (package.parent / "__init__.py").write_text("import os\nos.environ['WIDE_BLOCKS'] = '1'\n")
-    assert [asked(), asked()] == [([128, 256], True)] * 2  # the text alone says otherwise
-    (package.parent / "__init__.py").write_text("")
-    assert asked() == ([32], False)
+    (package / "sizes.py").write_text(SIZES)
+    assert asked() == ([64], False)
 
 
 @pytest.mark.long
-@needs_triton
 def test_a_warm_process_compiles_nothing_and_imports_no_triton(package, asked):
     assert asked(build=True) == ([64], True)
     kernels = [entry for _, entry in jit.open_cache().entries()]
     assert asked(build=True) == ([64], False)
+    assert asked(build=True, JITKERN_COMPILE="never") == ([64], False)
     assert len(kernels) == len([*jit.open_cache().entries()])
 
 
-MORE = [
-    ("WIDE =", "os.environ.setdefault('WIDE_BLOCKS', '1')\nWIDE =", True),
-    ("WIDE =", "from packaging.version import Version\nWIDE = Version(torch.__version__) < Version('2') or", True),
-    ("WIDE =", "import random\nWIDE = random.random() < 0 or", False),
-    ("WIDE =", "WIDE = os.path.exists('/nowhere') or", False),
-    ("WIDE =", "WIDE = len(os.environ) < 0 or", False),
-    ("WIDE =", "WIDE = open('/dev/null').read() or", False),
-    ("WIDE =", "WIDE = tl.float32.primitive_bitwidth == 64 or", False),
-    ("WIDE =", "import strangers\nWIDE =", False),
-    ("WIDE =", "try:\n    import time\n    WIDE = time.time() < 0\nexcept Exception:\n    WIDE = False\nWIDE = WIDE or", False),
-    ("WIDE =", "import shutil\nWIDE = shutil.which('no_such_program') is not None and not shutil or", False),
-    ("WIDE =", "def arch():\n    try:\n        return triton.runtime.driver.active.get_current_target().arch\n    except Exception:\n        return 0\nWIDE = arch() > 90 or", False),
-    ("WIDE =", "import time\nMORE = []\ndef more():\n    if time.time() < 0: MORE.append(1)\nmore()\nWIDE = bool(MORE) or", False),
-    ("WIDE =", "import time\ndef setup():\n    if time.time() < 0: os.environ['WIDE_BLOCKS'] = '1'\nsetup()\nWIDE =", False),
-    ("WIDE =", "import time\ndef same(f): return f\n@(same if time.time() else None)\ndef narrow(): return False\nWIDE = narrow() or", False),
-    ("WIDE =", "def given(x=None):\n    return x is None\nWIDE = not given() or", True),
-    ("lambda args: args", "lambda args: tl.float32.primitive_bitwidth and args", False),
+@pytest.mark.long
+def test_functions_of_decorators_are_those_of_the_process(package, asked):
+    (package / "kernels.py").write_text(KERNELS.replace(*EVEN).replace("sizes(WIDE)", "(1,)"))
+    (package / "kernels.py").write_text(
+        KERNELS.replace(*EVEN).replace('{"B": b}) for b in sizes(WIDE)', "{})")
+    )
+    found = [asked(imports=True) for _ in range(2)]
+    assert found == [([64], True), ([64], False)]
+
+
+READ = [
+    ("os.environ.setdefault('WIDE_BLOCKS', '1')\nWIDE =", [128, 256]),
+    ("import packaging.version as v\nWIDE = v.Version(torch.__version__) < v.Version('2') or", [64]),
+    ("WIDE = torch.cuda.get_device_capability() == (9, 0) or", [128, 256]),
+    ("WIDE = torch.cuda.get_device_properties(0).multi_processor_count == 132 or", [128, 256]),
+    ("WIDE = 'H100' in torch.cuda.get_device_name() or", [128, 256]),
+    ("WIDE = triton.runtime.driver.active.get_current_target().arch >= 90 or", [128, 256]),
+    ("import subprocess as s\nWIDE = b'H100' in s.run(['nvidia-smi'], capture_output=True).stdout or", [128, 256]),
+    ("WIDE = torch.version.cuda >= '13' or", [128, 256]),
+    ("WIDE = os.getenv('OTHER') is not None or 'ANOTHER' in os.environ or", [64]),
 ]  # fmt: skip
 
 
-@needs_triton
-@pytest.mark.parametrize(
-    ("before", "after", "kept"),
-    [
-        ("WIDE =", "WIDE = torch.cuda.is_available() and torch.cuda.get_device_properties(0).warp_size == 64 or", True),
-        ("WIDE =", "import time\nWIDE = time.time() < 0 or", False),
-        ("lambda args: args", "lambda args: os.environ and args", False),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in MORE),
-    ],
-)  # fmt: skip
-@pytest.mark.long
-def test_what_follows_from_more_is_imported_in_each_process(package, asked, before, after, kept):
-    (package.parents[1] / "strangers.py").touch()
-    (package / "kernels.py").write_text(KERNELS.replace(before, after, 1))
-    first, *rest = [asked() for _ in range(2)]
-    assert first == ([128, 256] if "setdefault" in after else [64], True)
-    assert rest == [(first[0], not kept)]
+@pytest.mark.parametrize("case", one_in_four(READ, lambda case: f"read{READ.index(case)}"))
+def test_an_import_is_answered_as_on_the_machine_of_the_target(package, asked, case):
+    text, blocks = case
+    (package / "kernels.py").write_text(KERNELS.replace("WIDE =", text, 1))
+    assert [asked(build=True), asked(build=True)] == [(blocks, True), (blocks, False)]
 
 
 @pytest.mark.long
-@needs_triton
-def test_a_helper_that_the_program_has_changed_counts(package, asked):
-    changed = "import keptlib.ops.sizes as s\ns.sizes = lambda wide: [512]\n"
-    assert [asked(), asked()] == [([64], True), ([64], False)]
-    assert asked(ask=changed + ASK) == ([512], True)
-    assert asked(ask="import keptlib.ops.sizes\n" + ASK) == ([64], False)
+def test_one_import_may_serve_several_targets(package, monkeypatch):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    found = [
+        declared_in("t::k", source, "k", Target.parse(target_of(a))) for a in ("sm_80", "sm_90")
+    ]
+    assert found[0] == found[1]
+    assert len([*(jit.open_cache().root / "v1").glob("cuda-*/*declaration*")]) == 4  # two for each
 
 
-@pytest.mark.long
-@needs_triton
-def test_a_reading_holds_while_its_files_do(package, asked, monkeypatch, tmp_path):
-    assert asked() == ([64], True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import torch
+def test_a_function_of_this_process_is_compared_with_its_file(package, monkeypatch):
+    monkeypatch.syspath_prepend(package.parents[1])
+    import keptlib.ops.kernels as kernels
 
-    k = jitkern.triton_kernel("keptlib.ops.kernels:k")
+    k = jitkern.triton_kernel(kernels.k)
     x = torch.zeros(200, device="meta")
-    for blocks in ([64], [32, 16]):
-        (package / "sizes.py").write_text(SIZES.replace("[64]", str(blocks)))
-        asked()
-        assert [dict(v.template)["B"] for v in k.variants(x, x, 192)] == blocks
+    (variant,) = k.variants(x, x, 192, target=H100)
+    kernels.k.configs[0].kwargs["B"] = 96
+    again = jitkern.triton_kernel(kernels.k)
+    (package / "kernels.py").write_text(KERNELS + "\n")
+    with pytest.raises(DeclarationError, match=r"another `configs` in this process, .*96.*reload"):
+        again.variants(x, x, 192, target=H100)
+
+
+@pytest.mark.parametrize("way", ["never", "background"])
+def test_without_a_record_no_call_waits_for_an_import(package, monkeypatch, way):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    with jitkern.using(compile=way), pytest.raises(NotCached, match="not cached"):
+        declared_in("t::k", source, "k", TARGET, may_import=way == "never")
+
+
+def test_an_import_that_fails_is_refused_with_its_reason(package, monkeypatch):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    (package / "kernels.py").write_text("import no_such_module\n" + KERNELS)
+    with pytest.raises(
+        CompileError, match=r"cannot import its kernels: .*kernels\.py.*no_such_module"
+    ):
+        declared_in("t::k", source, "k", TARGET)
+    (package / "kernels.py").write_text(KERNELS)
+    assert declared_in("t::k", source, "k", TARGET).name == "k"
+    with pytest.raises(LaunchError, match="has no @triton.jit function `l`; it has: k"):
+        declared_in("t::k", source, "l", TARGET)
+
+
+def test_an_unknown_field_of_a_configuration_is_refused(package, monkeypatch):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    for field in ("pre_hook", "num_consumer_groups"):
+        text = f"\nk.configs[0].{field} = 2\n"
+        (package / "kernels.py").write_text(KERNELS + text)
+        with pytest.raises(CompileError, match=f"`{field}` of triton.Config is not supported"):
+            declared_in("t::k", source, "k", TARGET)

@@ -249,7 +249,7 @@ def test_of_two_functions_of_a_name_the_last_counts(package):
 
 
 @needs_triton
-def test_a_function_object_has_the_decorators_of_its_text(package, tmp_path):
+def test_a_function_object_is_what_its_module_has(package, tmp_path):
     (tmp_path / "kernels_decorated.py").write_text(
         """
 import triton
@@ -271,17 +271,15 @@ wide = triton.heuristics({"BLOCK": lambda args: 64})(k)
         assert dict(variant.template) == {"BLOCK": block}
     elsewhere = triton.heuristics({"BLOCK": lambda args: 128})(module.k)
     for make in (jitkern.triton_kernel, Triton):
-        with pytest.raises(
-            DeclarationError, match="`k` has other decorators than its text, .*BLOCK"
-        ):
+        with pytest.raises(DeclarationError, match="`k` of its module is another function"):
             make(elsewhere)
     scope = {"triton": triton, "tl": module.tl}
     text = (tmp_path / "kernels_decorated.py").read_text()
     linecache.cache["<a cell>"] = len(text), None, text.splitlines(keepends=True), "<a cell>"
     exec(compile(text, "<a cell>", "exec"), scope)
-    jitkern.triton_kernel(scope["k"])
-    with pytest.raises(DeclarationError, match="`wide` has other decorators than its text"):
-        jitkern.triton_kernel(scope["wide"])
+    for function, block in ((scope["k"], 32), (scope["wide"], 64)):
+        (variant,) = jitkern.triton_kernel(function).variants(x, 9)
+        assert dict(variant.template) == {"BLOCK": block}
 
 
 @needs_triton
@@ -430,7 +428,7 @@ def test_a_wrong_triton_call_says_what_is_wrong(package, args, keywords, says):
     "unguarded",
     ["k(x, x, x, 64, grid=1, BLOCK=64)", f"k.compile(x, x, x, 64, BLOCK=64, target={H100!r})"],
 )
-def test_a_script_that_uses_its_kernel_unguarded_compiles(tmp_path, run_python, unguarded):
+def test_a_script_that_runs_when_it_is_imported_is_refused(tmp_path, run_python, unguarded):
     text = TRITON.replace("from . import common\n", "").replace("common.same", "")
     text += (
         "\nimport torch, jitkern\nk = jitkern.triton_kernel(add)\n"
@@ -443,7 +441,13 @@ def test_a_script_that_uses_its_kernel_unguarded_compiles(tmp_path, run_python, 
         f"print(k.compile(x, x, x, 64, BLOCK=64, target={H100!r}))\n"
     )
     done = run_python(run)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 1
+    assert "script.py " in done.stderr and 'if __name__ == "__main__":' in done.stderr
+    (tmp_path / "script.py").write_text(
+        text.replace(unguarded, f"print(k.compile(x, x, x, 64, BLOCK=64, target={H100!r}))")
+    )
+    done = run_python("import runpy; runpy.run_path('script.py', run_name='__main__')")
+    assert (done.returncode, "raw.add" in done.stdout) == (0, True), done.stderr
 
 
 GLUON = """
@@ -502,7 +506,7 @@ def test_the_function_below_decorators_is_one_by_itself(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     x = torch.zeros(128, device="meta")
     with pytest.raises(CompileError, match="`pre_hook` of triton.Config is not supported"):
-        jitkern.triton_kernel("kernels_below:twice")
+        jitkern.triton_kernel("kernels_below:twice").variants(x, x, 128)
     named = jitkern.triton_kernel("kernels_below:twice.fn")
     (entry,) = named.compile(x, x, 128, BLOCK=64, target=H100)
     import kernels_below

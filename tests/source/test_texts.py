@@ -216,12 +216,13 @@ def test_a_function_called_like_a_builtin_is_no_builtin():
     assert "a * 100 + b" in source.text
 
 
-def test_configurations_of_a_cell_are_written_out():
+def test_what_decorators_of_a_cell_declare_is_in_the_text():
     pytest.importorskip("triton")
     text = _TRITON + "CONFIGS = [triton.Config({'BLOCK': 16}, num_warps=2)]\n"
     text += _KERNEL.replace("@triton.jit", "@triton.autotune(CONFIGS, key=[])\n@triton.jit")
     source = Triton(_cell("<triton configs>", text, {"__name__": "__main__"})["scale"])
-    assert "CONFIGS = [jitkern_triton.Config({'BLOCK': 16}, num_warps=2" in source.text
+    assert '"configs": [[[["BLOCK", 16]], [["num_warps", 2], ["num_stages", 3]]]]' in source.text
+    assert "# @triton.autotune(CONFIGS, key=[])" in source.text
 
 
 def test_threads_may_write_one_text_at_once():

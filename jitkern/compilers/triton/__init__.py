@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from jitkern.compilers.triton import (
         build as build,
         compiler as compiler,
-        origins as origins,
-        own_modules as own_modules,
+        importing as importing,
     )
 else:
     __getattr__ = on_first_use(__name__)

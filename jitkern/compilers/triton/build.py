@@ -17,9 +17,11 @@ from typing import Any
 from jitkern import config
 from jitkern.compilers.child_process import Child
 from jitkern.compilers.result import Built, compile_error, write_log
-from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.source import import_facts
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Variant
+from jitkern.source.import_facts import Facts
+from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 REMEDY = "pip install triton"
@@ -44,16 +46,11 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     """Do what `Compiler.compile` promises."""
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
-    request: dict[str, Any] = {
-        "variant": {**variant._asdict(), "source": variant.source.on_disk().fields()},
-        "target": str(target),
-        "staging": str(staging),
-        "covered": sorted(map(str, closure.paths)),
-    }
     command = _command()
+    request = _request(variant, target, closure, staging=str(staging))
     answer = _ask(command, request, variant)
-    log = json.dumps(request) + "\n" + answer.get("log", "")
-    write_log(staging, command, log, unseen=True)
+    shown = {name: value for name, value in request.items() if name != "world"}
+    write_log(staging, command, json.dumps(shown) + "\n" + answer.get("log", ""), unseen=True)
     if "error" in answer:
         output = f"{answer['error']}\n\n{answer.get('log', '')}"
         if re.search(_UNKNOWN_ARCH, output):
@@ -63,6 +60,36 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
             )
         raise compile_error(variant, target, command, output)
     return Built(answer["compiler"], answer["meta"])
+
+
+def declare(op: str, source: Source, target: Target, closure: Closure) -> tuple[Any, Facts]:
+    """Return what the functions of a file declare, by their names, and the facts that it reads.
+
+    Each is the data of a function, or the text why it is not supported. Raises CompileError where
+    the import fails, CompilerNotFound.
+    """
+    command, variant = _command(), Variant(op, source)
+    answer = _ask(command, _request(variant, target, closure), variant)
+    if "error" in answer:
+        raise CompileError(
+                f"{op}: Triton cannot import its kernels: {answer['error']}", op=op,
+                output=answer["log"],
+            )  # fmt: skip
+    return answer["functions"], tuple(map(tuple, answer["facts"]))
+
+
+def _request(variant: Variant, target: Target, closure: Closure, **more: Any) -> dict[str, Any]:
+    """Return a request. world: all that an import of the kernel's file may see."""
+    source = variant.source.on_disk()
+    device = import_facts.device(target)
+    known = {f"device {name}": name for name in device}
+    device.update((known[name], value) for name, value in variant.facts if name in known)
+    world = {
+        "source": source.fields(), "target": str(target), "files": closure.files,
+        "covered": sorted(map(str, closure.paths)),
+        "variables": dict(os.environ), "device": device,
+    }  # fmt: skip
+    return {"variant": {**variant._asdict(), "source": None}, "world": world, **more}
 
 
 def _command() -> list[str]:
@@ -110,13 +137,17 @@ class TritonProcess:
             self.close()
             raise
         said = self._said()
+        answer = {"status": 0}
         if line.endswith("\n"):
             answer = json.loads(line)
-            return {"compiler": self.compiler, **answer, "log": said + answer["log"]}
-        self.close()  # the worker died, maybe within its answer
-        status = self.process.returncode
+            if "ended" not in answer:
+                return {"compiler": self.compiler, **answer, "log": said + answer["log"]}
+        else:
+            self.close()  # the worker died, maybe within its answer
+            answer = {"status": self.process.returncode}
+        status = answer.get("ended", answer.get("status"))
         error = f"error: Triton's process ended with status {status}: {said.strip()[-_MOST:]}"
-        return {"compiler": self.compiler, "status": status, "error": error, "log": said}
+        return {"compiler": self.compiler, **answer, "error": error, "log": said}
 
     def _said(self) -> str:
         """Return what came on stderr since the last request."""

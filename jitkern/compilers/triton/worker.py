@@ -1,11 +1,13 @@
 """The child process that runs Triton: reads JSON requests line by line, and writes answers so.
 
-The process ends when its parent closes the pipe (or dies), or after being idle for a while.
+It imports Triton once, and forks for each kernel's file, so that each import has a process of its
+own. The process ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -14,26 +16,39 @@ import os
 import queue
 import re
 import signal
-import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 from jitkern.compilers.cuda import ptx
-from jitkern.compilers.triton.origins import Origins
-from jitkern.compilers.triton.own_modules import NeedsTorch, NotCovered, OwnModules, OwnText
-from jitkern.source import triton_decorators, triton_globals, triton_text
-from jitkern.source.constants import decoded
+from jitkern.compilers.triton.importing import ImportRefused, ImportWorld
+from jitkern.source import triton_decorators, triton_globals
+from jitkern.source.closure import imports_of
+from jitkern.source.constants import NotConstant, decoded
+from jitkern.source.declarations import data_of
 from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import SOURCES, Source, Variant
+from jitkern.source.global_names import code_names
+from jitkern.source.kinds import SOURCES, Variant
 from jitkern.source.triton_decorators import BARE
-from jitkern.target import Target
 
 IDLE = 300.0  # seconds
-_modules: dict[tuple[str, ...], OwnModules] = {}  # of each kernel's file
+WORLDS = 4  # imports that are kept, each in a process of its own
+_with_torch: list[bool] = []  # whether this process has imported Torch
+
+
+class WorldProcess(NamedTuple):
+    """A process with the import of one file; what it is asked, and what it answers."""
+
+    process: int
+    asked: Any
+    answers: Any
+
+
+Worlds = dict[str, WorldProcess]  # by what the imports see
 
 
 def main() -> None:
@@ -44,10 +59,11 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(asked, requests), daemon=True).start()
+    worlds: Worlds = {}
     with contextlib.suppress(queue.Empty):
         while True:
-            request = json.loads(requests.get(timeout=IDLE))
-            answers.write(json.dumps(_answer(request)) + "\n")
+            line = requests.get(timeout=IDLE)
+            answers.write(_forwarded(json.loads(line), worlds, (asked, answers.fileno())))
             answers.flush()
     os._exit(0)  # the other thread still reads
 
@@ -64,92 +80,237 @@ def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    variant = _variant(request["variant"])
-    log = io.StringIO()
-    search_path = [*sys.path]
-    try:
-        with redirect_stdout(log), redirect_stderr(log):
-            target, staging = Target.parse(request["target"]), Path(request["staging"])
-            try:
-                meta = _compile(variant, target, staging, request["covered"], log)
-            except NeedsTorch:
-                importlib.import_module("torch")
-                _modules.clear()
-                meta = _compile(variant, target, staging, request["covered"], log)
-    except (Exception, NotCovered) as e:  # noqa: BLE001  the edge of this process: the parent raises it
-        return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
-    finally:
-        sys.path[:] = search_path
-    return {"meta": meta, "log": log.getvalue()}
+def _forwarded(request: dict[str, Any], worlds: Worlds, pipes: Sequence[int]) -> str:
+    """Return the answer of the process that has the import of a request's file.
+
+    Where the import fails with stubs of packages, whose `__init__` import one another, another
+    process imports the packages themselves.
+    """
+    key = json.dumps(request["world"], sort_keys=True)
+    if key in worlds:
+        worlds[key] = worlds.pop(key)  # the last used last
+    else:
+        _prepare(request["world"]["covered"])
+        worlds[key] = _fork(request["world"], worlds, pipes)
+    answer = _answer_of(worlds[key], request)
+    if "import failed" in answer:
+        _end(worlds.pop(key))
+        worlds[key] = _fork({**request["world"], "stubs": False}, worlds, pipes)
+        again = _answer_of(worlds[key], request)
+        answer = answer if "import failed" in again else again
+    if "ended" in answer:
+        answer["ended"] = _end(worlds.pop(key))
+    return json.dumps(answer) + "\n"
 
 
-def _variant(fields: dict[str, Any]) -> Variant:
-    source = fields.pop("source")
-    for name in ("template", "options"):
-        fields[name] = tuple(map(tuple, fields[name]))
-    return Variant(
-        source=SOURCES["triton"](**source),
-        signature=tuple(fields.pop("signature")),
-        **fields,
-    )
+def _answer_of(forked: WorldProcess, request: dict[str, Any]) -> dict[str, Any]:
+    line = ""
+    with contextlib.suppress(BrokenPipeError):
+        forked.asked.write(json.dumps({**request, "world": None}) + "\n")
+        forked.asked.flush()
+        line = forked.answers.readline()
+    answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"ended": None}
+    return answer
 
 
-def _compile(
-    variant: Variant, target: Target, staging: Path, covered: list[str], log: io.StringIO
-) -> dict[str, Any]:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _prepare(covered: list[str]) -> None:
+    """Import what each import of these files needs, once for all."""
+    importlib.import_module("triton.backends.compiler")
+    texts = (Path(path).read_bytes() for path in covered if Path(path).is_file())
+    if any(name.partition(".")[0] == "torch" for text in texts for _, name in imports_of(text)):
+        importlib.import_module("torch")
+        _with_torch.append(True)
 
-    triton.knobs.cache.manager_class = stages = _Stages(staging)
-    triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
-    # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
-    triton.runtime.cache.triton_key = lambda: triton.__version__
-    modules = _own_modules(variant.source, covered)
-    own = modules.of_file(variant.source.paths[0], variant.source.package)
-    origins = Origins(modules)
-    if (name := variant.function.removesuffix(BARE)) in own.names:
-        origins.follow(own.names, name)
-    by_text = _is_by_text(variant)
-    if by_text and variant.function in own.names:
-        own.complete(variant.function)
-    fn = _function(own.module, variant, by_text=by_text)
-    of = Constants(modules, own, variant.source, origins)
-    template = {name: decoded(value, of.dtype, of.find) for name, value in variant.template}
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], Any] = {}
-    classes = iter(variant.signature)
-    parameters = []
-    for index, name in enumerate(fn.arg_names):
-        if name in template:
-            signature[name], constants[index,] = "constexpr", template[name]
-            continue
-        kind, _, aligned = next(classes).partition(":")
-        if kind in ("1", "None"):
-            signature[name], constants[index,] = "constexpr", {"1": 1, "None": None}[kind]
-            _check_annotation(fn.params[index], kind)
-            continue
-        pointer = "*" if kind.startswith("*") else ""
-        signature[name] = pointer + DTYPES[kind.removeprefix("*")].triton
-        _check_annotation(fn.params[index], signature[name])
-        if aligned:
-            attributes[index,] = [["tt.divisibility", int(aligned)]]
-        parameters.append(kind)
-    source = _language_of(fn)(fn, signature, constants, attributes)
-    arch = int(re.sub(r"\D", "", target.arch))
-    options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
-    with modules.as_imported():
+
+def _fork(world: dict[str, Any], worlds: Worlds, pipes: Sequence[int]) -> WorldProcess:
+    """Start a process for an import; the one that was used longest ago ends if there are many."""
+    while len(worlds) >= WORLDS:
+        _end(worlds.pop(next(iter(worlds))))
+    pipes = [*pipes, *(p.fileno() for w in worlds.values() for p in (w.asked, w.answers))]
+    (asked, to), (of, answers) = os.pipe(), os.pipe()
+    process = os.fork()
+    if process:
+        os.close(asked)
+        os.close(answers)
+        return WorldProcess(process, os.fdopen(to, "w"), os.fdopen(of))
+    for pipe in (*pipes, to, of):
+        os.close(pipe)
+    with os.fdopen(asked) as lines, os.fdopen(answers, "w") as answered:
+        kernels = KernelFile({**world, "has torch": bool(_with_torch)})
+        for line in lines:
+            answered.write(json.dumps(kernels.answer(json.loads(line))) + "\n")
+            answered.flush()
+    os._exit(0)
+
+
+def _end(forked: WorldProcess) -> int:
+    """End a process, and return its status; 0 if it ended by itself."""
+    with contextlib.suppress(OSError):
+        forked.asked.close()
+    forked.answers.close()
+    return os.waitstatus_to_exitcode(os.waitpid(forked.process, 0)[1])
+
+
+class KernelFile:
+    """The kernels of one file in its process: what they declare, and what compiles them."""
+
+    def __init__(self, world: dict[str, Any]) -> None:
+        fields = world["source"]
+        self._source = SOURCES["triton"](**fields)
+        self._world = ImportWorld(self._source, world)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request: what is declared, or for a variant what was compiled."""
+        fields = request["variant"]
+        for name in ("template", "options", "signature", "facts"):
+            fields[name] = tuple(tuple(v) if isinstance(v, list) else v for v in fields[name])
+        variant = Variant(**{**fields, "source": self._source})
+        log = io.StringIO()
+        failed = True
+        try:
+            with redirect_stdout(log), redirect_stderr(log):
+                failed = not self._module
+                found = (
+                    {"meta": self._compile(variant, Path(request["staging"]), log)}
+                    if variant.function
+                    else {"functions": self._functions(), "facts": self._facts()}
+                )
+        except (Exception, SystemExit, ImportRefused) as e:  # noqa: BLE001  the edge of this process
+            said = {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
+            return {**said, "import failed": True} if failed else said
+        return {**found, "log": log.getvalue()}
+
+    @functools.cached_property
+    def _module(self) -> ModuleType:
+        return self._world.module()
+
+    def _facts(self) -> list[tuple[str, Any]]:
+        return sorted(self._world.facts.items())
+
+    def _functions(self) -> dict[str, Any]:
+        """Return what the functions of the file declare, or why they are not supported."""
+        found: dict[str, Any] = {}
+        for name, value in [*vars(self._module).items()]:
+            below = triton_decorators.bare(value)
+            if below is None or triton_decorators.inner(below).__module__.startswith("triton."):
+                continue
+            for full, function in ((name, value), (name + BARE, below)):
+                try:
+                    read = triton_decorators.read(function)
+                    found[full] = data_of(read, self._source)
+                except TypeError as e:
+                    found[full] = f"`{full}` {e}"
+                except (triton_decorators.UnsupportedDecorator, NotConstant) as e:
+                    found[full] = f"`{full}`: {e}"
+        return found
+
+    def _compile(self, variant: Variant, staging: Path, log: io.StringIO) -> dict[str, Any]:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        triton.knobs.cache.manager_class = stages = _Stages(staging)
+        triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
+        # Triton's own cache is new each time, so spare it the hash of its 500 MB for that key.
+        triton.runtime.cache.triton_key = lambda: triton.__version__
+        fn = self._function(variant.function)
+        template = {name: decoded(v, self._dtype, self._find) for name, v in variant.template}
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        attributes: dict[tuple[int, ...], Any] = {}
+        classes = iter(variant.signature)
+        parameters = []
+        for index, name in enumerate(fn.arg_names):
+            if name in template:
+                signature[name], constants[index,] = "constexpr", template[name]
+                continue
+            kind, _, aligned = next(classes).partition(":")
+            if kind in ("1", "None"):
+                signature[name], constants[index,] = "constexpr", {"1": 1, "None": None}[kind]
+                continue
+            pointer = "*" if kind.startswith("*") else ""
+            signature[name] = pointer + DTYPES[kind.removeprefix("*")].triton
+            if aligned:
+                attributes[index,] = [["tt.divisibility", int(aligned)]]
+            parameters.append(kind)
+        source = _language_of(fn)(fn, signature, constants, attributes)
+        arch = int(re.sub(r"\D", "", self._world.target.arch))
+        options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    (staging / "metadata.json").unlink()
-    folder = os.path.realpath(variant.source.folder)
-    used = [
-        (os.path.relpath(path, folder), name, text)
-        for (path, name), value in origins.used.items()
-        if (text := triton_globals.text_of(value))
-    ]
-    meta = _meta(kernel.metadata, stages.ptx, parameters, log.getvalue())
-    return {**meta, **({"globals": used} if used else {})}
+        (staging / "metadata.json").unlink()
+        if self._facts() != sorted(variant.facts):
+            raise ImportError(
+                f"the import read {self._facts()}, and {sorted(variant.facts)} when its functions "
+                "were declared: it reads something else each time"
+            )
+        meta = _meta(kernel.metadata, stages.ptx, parameters, log.getvalue())
+        names = [variant.function.removesuffix(BARE)]
+        names += [v for v in template.values() if triton_decorators.bare(v) is not None]
+        used = self._used(names)
+        return {**meta, **({"globals": used} if used else {})}
+
+    def _function(self, name: str) -> Any:
+        """Return the JITFunction of a name, below decorators: the variant has their choices."""
+        value = getattr(self._module, name.removesuffix(BARE), None)
+        fn = triton_decorators.bare(value)
+        if fn is None:
+            has = [
+                n for n, v in vars(self._module).items() if triton_decorators.bare(v) is not None
+            ]
+            raise AttributeError(
+                f"{self._source.paths[0]} has no @triton.jit function `{name}`; it has: "
+                f"{', '.join(has) or 'none'}"
+            )
+        return fn
+
+    def _dtype(self, code: str) -> Any:
+        import triton.language as tl
+
+        return getattr(tl, DTYPES[code].language)
+
+    def _find(self, kind: str, *words: Any) -> Any:
+        """Return the object that an encoded constant names; see `constants.decoded`."""
+        file, module, name = words if kind == "function" else ("", *words[:2])
+        home = importlib.import_module(module) if module else self._module
+        found = operator.attrgetter(name)(home)
+        if kind == "enum":
+            return found(words[2])
+        path = os.path.realpath(Path(self._source.folder, file)) if file else ""
+        if file and os.path.realpath(str(home.__file__)) != path:
+            raise ImportError(f"`{module}` is {home.__file__} here, and {path} where it is passed")
+        return found
+
+    def _used(self, functions: list[Any]) -> list[tuple[str, str, str]]:
+        """Return the global names that functions use in their own files, with their values."""
+        folder = os.path.realpath(self._source.folder)
+        used: dict[tuple[str, str], Any] = {}
+
+        def follow(names: dict[str, Any], chain: Sequence[str]) -> None:
+            for name in chain:
+                if name not in names:
+                    return
+                value, file = names[name], os.path.realpath(names.get("__file__") or "")
+                if self._world.is_own(file) and not name.startswith("__"):
+                    if (file, name) in used:
+                        return
+                    used[file, name] = value
+                    visit(value)
+                if not isinstance(value, ModuleType):
+                    return
+                names = vars(value)
+
+        def visit(value: Any) -> None:
+            function = triton_decorators.inner(value)
+            if isinstance(function, FunctionType):
+                for read in code_names(function.__code__).reads:
+                    follow(function.__globals__, (read.name, *read.attributes))
+
+        for function in functions:
+            follow(vars(self._module), [function]) if isinstance(function, str) else visit(function)
+        return [
+            (os.path.relpath(path, folder), name, text)
+            for (path, name), value in used.items()
+            if (text := triton_globals.text_of(value))
+        ]
 
 
 def _language_of(fn: Any) -> Any:
@@ -195,16 +356,6 @@ class _Stages:
         """Keep nothing for a later compile."""
 
 
-def _check_annotation(parameter: Any, passed: str) -> None:
-    """Raise TypeError for an annotated type that launches, which read only text, did not see."""
-    annotation = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
-    if annotation not in ("", passed):
-        raise TypeError(
-            f"`{parameter.name}` is annotated as {annotation}, and passed as {passed}: launches do "
-            "not import Triton, so write `tl.int64` or the like in place of a name of your own"
-        )
-
-
 def _meta(metadata: Any, assembly: str, parameters: list[str], log: str) -> dict[str, Any]:
     trailing = ptx.parameter_count(assembly, metadata.name) - len(parameters)
     sizes = [
@@ -222,95 +373,6 @@ def _meta(metadata: Any, assembly: str, parameters: list[str], log: str) -> dict
         "cooperative": bool(getattr(metadata, "launch_cooperative_grid", False)),
         "resources": ptx.resources(assembly, metadata.name, log),
     }
-
-
-def _is_by_text(variant: Variant) -> bool:
-    """Whether launches read the decorators of a function in its text, and not Triton's objects."""
-    with contextlib.suppress(KeyError):
-        try:
-            triton_text.functions(variant.source.paths[0])[variant.function]
-        except triton_text.UntoldByText:
-            return False
-    return True
-
-
-def _function(module: ModuleType, variant: Variant, *, by_text: bool) -> Any:
-    """The JITFunction of a variant, if its decorators say what launches read in its text."""
-    from triton.runtime.jit import JITFunction
-
-    path, name = variant.source.paths[0], variant.function
-    fn: Any = getattr(module, name.removesuffix(BARE), None)
-    if name.endswith(BARE):
-        fn = triton_decorators.bare(fn)
-    if fn is None:
-        names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
-        raise AttributeError(
-            f"{path} has no function `{name}`; it has: {', '.join(names) or 'none'}"
-        )
-    try:
-        real = triton_decorators.read(fn)
-    except TypeError as e:
-        raise TypeError(f"`{name}` in {path} {e}") from e
-    found = triton_text.functions(path)
-    known = name in found
-    told = ""
-    if known and by_text:
-        told = triton_decorators.difference(found[name], real)
-    if not known or told:
-        raise TypeError(
-            f"a launch reads the decorators of `{name}` in the text, without Triton, and "
-            + (f"an import gives something else ({told})" if known else "finds none there")
-            + ": write them above the function, with values that statements of this file give"
-        )
-    while not isinstance(fn, JITFunction):  # the variant has the choices of the others
-        fn = fn.fn
-    if by_text and (unlike := found[name].constexprs ^ real.constexprs):
-        wrong = min(unlike)
-        raise TypeError(
-            f"`{wrong}` is annotated by a name of the file's own: write `{wrong}: tl.constexpr` "
-            "for a constexpr, as launches read the text, and no other annotation so"
-        )
-    return fn
-
-
-def _own_modules(source: Source, covered: list[str]) -> OwnModules:
-    """The modules of a kernel's own files, kept while these are the same."""
-    key = (str(source.paths[0]), source.package, *covered)
-    modules = _modules.get(key)
-    if not modules or not modules.hold():
-        beside = "" if source.package else source.folder
-        modules = _modules[key] = OwnModules(covered, beside)
-    return modules
-
-
-class Constants:
-    """The values of constexprs that their texts only name. own: the kernel's own text."""
-
-    def __init__(self, modules: OwnModules, own: OwnText, source: Source, origins: Origins) -> None:
-        self._modules, self._own, self._source, self._origins = modules, own, source, origins
-
-    def dtype(self, code: str) -> Any:
-        import triton.language as tl
-
-        return getattr(tl, DTYPES[code].language)
-
-    def find(self, kind: str, *words: Any) -> Any:
-        """Return the object that an encoded constant names; see `constants.decoded`."""
-        file, module, name = words if kind == "function" else ("", *words[:2])
-        path = Path(os.path.realpath(Path(self._source.folder, file)))
-        home = self._own.module
-        with self._modules.freely():
-            if module:
-                home = self._modules.imported(module)
-            elif file:
-                home = self._modules.of_file(path, "").module
-            found = operator.attrgetter(name)(home)
-        if kind == "enum":
-            return found(words[2])
-        if file and os.path.realpath(str(home.__file__)) != str(path):
-            raise ImportError(f"`{module}` is {home.__file__} here, and {path} where it is passed")
-        self._origins.follow(vars(home), name)
-        return found
 
 
 def _explain(e: BaseException, variant: Variant) -> str:

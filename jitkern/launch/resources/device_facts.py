@@ -6,13 +6,13 @@ launch function that launches nothing (a fake, a prewarm) gets the usual numbers
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
 
 from jitkern import compilers, loading
 from jitkern.errors import LaunchError
+from jitkern.source import gpus
 from jitkern.target import Target
 
 ATTRIBUTES = {  # of CUdevice_attribute
@@ -23,26 +23,12 @@ ATTRIBUTES = {  # of CUdevice_attribute
     "l2_cache_size": 38,
 }
 FACTS = (*ATTRIBUTES, "capability", "warp_size")
-_USUAL = {  # by arch: the model in data centres, or else the largest; KiB but for the first two
-    "sm_70": (80, 2048, 96, 96, 6144), "sm_75": (40, 1024, 64, 64, 4096),
-    "sm_80": (108, 2048, 163, 164, 40960), "sm_86": (84, 1536, 99, 100, 6144),
-    "sm_87": (16, 1536, 163, 164, 4096), "sm_89": (142, 1536, 99, 100, 98304),
-    "sm_90": (132, 2048, 227, 228, 51200), "sm_100": (148, 2048, 227, 228, 129536),
-    "sm_103": (148, 2048, 227, 228, 129536), "sm_110": (20, 1536, 227, 228, 32768),
-    "sm_120": (188, 1536, 99, 100, 131072), "sm_121": (48, 1536, 99, 100, 24576),
-}  # fmt: skip
-
-
-def capability_of(target: Target) -> tuple[int, int]:
-    """Return the compute capability of a CUDA target: (9, 0) of `sm_90` and of `sm_90a`."""
-    digits = re.sub(r"\D", "", target.arch)
-    return int(digits[:-1]), int(digits[-1])
 
 
 def constant(name: str, target: Target) -> Any:
     """Return a fact that is the same for all devices of a target; None for one that is not."""
     if target.device == "cuda" and name not in ATTRIBUTES:
-        return 32 if name == "warp_size" else capability_of(target)
+        return 32 if name == "warp_size" else gpus.capability_of(target)
     return None
 
 
@@ -72,6 +58,6 @@ def usual(name: str, target: Target) -> Any:
         return value
     if target.device != "cuda":
         return present(name, target, None)
-    major, minor = capability_of(target)
-    numbers = _USUAL.get(f"sm_{major}{minor}") or _USUAL["sm_90"]
-    return dict(zip(ATTRIBUTES, (*numbers[:2], *(kib << 10 for kib in numbers[2:]))))[name]
+    gpu = gpus.usual(target)
+    sizes = (kib << 10 for kib in (gpu.block, gpu.multiprocessor, gpu.l2_cache))
+    return dict(zip(ATTRIBUTES, (gpu.multiprocessors, gpu.threads, *sizes)))[name]

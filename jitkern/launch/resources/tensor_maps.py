@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.launch.resources.device_facts import capability_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import codes_of_torch
+from jitkern.source.gpus import capability_of
 from jitkern.target import Target
 
 LONGEST_BOX = 256  # elements in a dimension

@@ -1,0 +1,461 @@
+"""The import of a kernel's file as Python does it, on the machine of the target, as far as it asks.
+
+What the import may depend on is the files of the closure, installed distributions by their
+versions, variables, and what it asks of the device, which is answered from the target. All but the
+closure is noted. An audit hook refuses to open or start anything else. Packages above the file are
+stubs, which run their `__init__` when a name is missing in them.
+
+It changes the process, so that each import has one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import site
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+
+from jitkern.source.gpus import capability_of
+from jitkern.source.kinds import Source
+from jitkern.target import Target
+
+_REMEDY = (
+    "put the kernel into a file that only defines kernels, guard what runs by "
+    '`if __name__ == "__main__":`, or leave it to Triton (`jitkern.patch_triton` does)'
+)
+_TOOLS = ("numpy", "torch", "triton")  # count by versions that the key has, or change no kernel
+_STARTING = (  # audit events
+    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn",
+    "socket.connect", "subprocess.Popen",
+)  # fmt: skip
+_SMI = "nvidia-smi"
+
+
+class ImportRefused(BaseException):
+    """The import reads what no key covers; no `except Exception` of the file is to catch this."""
+
+
+class ImportWorld:
+    """The process as the file sees it. facts: what was read besides files, by name."""
+
+    def __init__(self, source: Source, request: dict[str, Any]) -> None:
+        self.source = source
+        self.target = Target.parse(request["target"])
+        self.facts: dict[str, Any] = {}
+        self._covered = frozenset(request["covered"])
+        self._device: dict[str, Any] = request["device"]
+        self._variables: dict[str, str] = request["variables"]
+        self._stubs: bool = request.get("stubs", True)  # in place of packages
+        self._has_torch: bool = request["has torch"]
+        self._is_importing = False
+        stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+        self._stdlib = tuple(f"{os.path.realpath(path)}{os.sep}" for path in stdlib)
+        folders = {
+            sysconfig.get_path("purelib"),
+            sysconfig.get_path("platlib"),
+            site.getusersitepackages(),
+        }
+        self._installed = tuple(
+            f"{os.path.realpath(p)}{os.sep}" for p in {*folders, *site.getsitepackages()}
+        )
+        self._system = (
+            "/dev/null",
+            "/lib",
+            "/usr/",
+            f"{os.path.realpath(sys.base_prefix)}{os.sep}",
+        )
+        here = os.path.realpath(Path(__file__).parents[2])
+        self._jitkern = f"{here}{os.sep}"
+        self._tools = (self._jitkern, *(f"{p}{t}{os.sep}" for p in self._installed for t in _TOOLS))
+
+    # -------------------------------------------------------------- the import
+
+    def module(self) -> ModuleType:
+        """Import the file; returns its module. Raises what its statements do, and ImportRefused."""
+        path = self.source.paths[0].absolute()
+        package = self.source.package or ("" if self.source.text else _package_of(path))
+        top, *parts = package.split(".")
+        root = str(path.parents[len(parts) + 1]) if package else self.source.folder
+        if not package or root not in sys.path:
+            sys.path.insert(0, root)
+        stubs = top if self._stubs else ""
+        sys.meta_path.insert(0, _Finder(self._covered, stubs, self._answer_torch))
+        os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
+        self._answer_triton()
+        if self._has_torch:
+            self._answer_torch()
+        subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
+        sys.addaudithook(self._audit)
+        self._is_importing = True
+        try:
+            return self._imported(path, package)
+        finally:
+            self._is_importing = False
+
+    def _imported(self, path: Path, package: str) -> ModuleType:
+        name = path.stem
+        if package:
+            name = package if name == "__init__" else f"{package}.{name}"
+            with contextlib.suppress(ModuleNotFoundError):
+                spec = importlib.util.find_spec(name)
+                if spec and os.path.realpath(spec.origin or "") == os.path.realpath(path):
+                    module = importlib.import_module(name)
+                    _run(module)
+                    return module
+        elif sys.modules.get(name) or name in sys.stdlib_module_names:
+            name = f"jitkern_of_{name}"
+        loader = _Loader(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+        assert spec
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        loader.exec_module(module)
+        return module
+
+    # -------------------------------------------------------------- what it may open and start
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._is_importing:
+            return
+        self._is_importing = False  # for what follows, which opens files too
+        try:
+            self._check(event, args)
+        finally:
+            self._is_importing = True
+
+    def _check(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "import"):
+            path = args[0] if event == "open" else args[1]
+            if isinstance(path, (str, bytes, os.PathLike)):
+                self._opened(os.fspath(path))
+        elif event in _STARTING:
+            what = args[0] if args else event
+            if not self._is_of_tools(sys._getframe(2), at_import=True):
+                raise ImportRefused(self._told(f"starts `{what}` ({event})"))
+
+    def _opened(self, path: str | bytes) -> None:
+        file = os.path.realpath(os.fsdecode(path))
+        if file.endswith(".pyc"):
+            with contextlib.suppress(ValueError):
+                file = importlib.util.source_from_cache(file)
+        if file in self._covered:
+            return
+        for folder in self._installed:
+            if file.startswith(folder):
+                self._note_version(file[len(folder) :])
+                return
+        if file.startswith((*self._stdlib, *self._system, self._jitkern)):
+            return
+        if not self._is_of_tools(sys._getframe(3), at_import=True):
+            raise ImportRefused(self._told(f"opens {file}, which the cache key does not cover"))
+
+    def _note_version(self, inside: str) -> None:
+        top = inside.partition(os.sep)[0].partition(".")[0]
+        if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.facts:
+            return
+        if top in ("jitkern", "__pycache__", "__editable__", "") or top.endswith(("-info", ".pth")):
+            return
+        name = _distribution_of(top)
+        if name is not None:
+            self.facts[f"version {name}"] = importlib.metadata.version(name)
+
+    def _told(self, what: str) -> str:
+        return f"the import of {self.source.paths[0]} {what}: {_REMEDY}"
+
+    def _is_of_tools(self, frame: FrameType | None, *, at_import: bool = False) -> bool:
+        """Whether code of Triton, Torch or Python itself asks, and not code that they are asked by.
+
+        at_import: or the import of an installed distribution, which counts by its version.
+        """
+        while frame is not None:
+            file, code = frame.f_code.co_filename, frame.f_code
+            real = os.path.realpath(file)
+            frame = frame.f_back
+            if real in self._covered:
+                return False
+            if real == __file__ or file.startswith("<frozen") or self._is_python(real):
+                continue
+            if not at_import:
+                return real.startswith(self._tools)
+            if not real.startswith((*self._installed, self._jitkern)):
+                return False
+            if code.co_name == "<module>":
+                return True
+        return True
+
+    def _is_python(self, file: str) -> bool:
+        return file.startswith(self._stdlib) and not file.startswith(self._installed)
+
+    def is_own(self, file: str) -> bool:
+        """Return whether a file is one of the closure."""
+        return file in self._covered
+
+    # -------------------------------------------------------------- variables
+
+    def variable(self, name: str) -> str | None:
+        """Return a variable of the process that asks, and note it."""
+        value = self._variables.get(name)
+        fact = f"variable {name}"
+        if not self._is_importing and fact not in self.facts:
+            raise ImportRefused(self._told(f"reads the variable {name} as it is compiled"))
+        self.facts[fact] = value
+        return value
+
+    def all_variables(self, frame: FrameType | None) -> dict[str, str] | None:
+        """Return the variables of the process that asks; None for Triton and Torch."""
+        if self._is_of_tools(frame):
+            return None
+        if not self._is_of_tools(frame, at_import=True):
+            raise ImportRefused(self._told("reads the whole environment"))
+        return self._variables
+
+    # -------------------------------------------------------------- the device
+
+    def ask(self, name: str) -> Any:
+        """Return what the device tells by a name, and note it. Raises ImportRefused."""
+        if name not in self._device:
+            raise ImportRefused(self._told(f"asks for `{name}`, which no absent GPU tells"))
+        if name not in ("major", "minor", "warp_size"):  # which the target has
+            self.facts[f"device {name}"] = self._device[name]
+        return self._device[name]
+
+    def _refuse(self, what: str) -> Callable[..., Any]:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise ImportRefused(self._told(f"calls {what}, which needs a GPU"))
+
+        return refuse
+
+    def _answer_triton(self) -> None:
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+
+        major, minor = capability_of(self.target)
+        gpu = GPUTarget("cuda", 10 * major + minor, 32)
+        driver.set_active(_Driver(self, gpu))
+
+    def _answer_torch(self) -> None:
+        import torch
+
+        cuda = torch.cuda
+        version = f"{self.target.cuda[:-1]}.{self.target.cuda[-1]}"
+        torch.version.cuda = version
+        torch.version.hip = None
+        made = type(torch.__version__)
+        torch.__version__ = made(f"{self.target.torch}+cu{self.target.cuda}")
+        torch.version.__version__ = str(torch.__version__)
+        answers: dict[str, Callable[..., Any]] = {
+            "is_available": lambda: True,
+            "is_bf16_supported": lambda *_, **__: capability_of(self.target) >= (8, 0),
+            "device_count": lambda: self.ask("count"),
+            "current_device": lambda: 0,
+            "get_device_capability": lambda *_: capability_of(self.target),
+            "get_device_name": lambda *_: self.ask("name"),
+            "get_device_properties": lambda *_: _Properties(self),
+            "get_arch_list": lambda: [self.target.arch],
+            "_lazy_init": self._refuse("CUDA"),
+            "init": self._refuse("`torch.cuda.init`"),
+        }
+        for name, answer in answers.items():
+            setattr(cuda, name, answer)
+
+
+class _Properties:
+    """What `torch.cuda.get_device_properties` returns."""
+
+    def __init__(self, world: ImportWorld) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return self._world.ask(name)
+
+
+class _Driver:
+    """What `triton.runtime.driver.active` is."""
+
+    _NAMES = {  # of Triton's properties, by those of Torch
+        "max_shared_mem": "shared_memory_per_block_optin", "warpSize": "warp_size",
+        "multiprocessor_count": "multi_processor_count", "max_num_regs": "regs_per_multiprocessor",
+    }  # fmt: skip
+
+    def __init__(self, world: ImportWorld, gpu: Any) -> None:
+        self._world, self._gpu = world, gpu
+        self.utils = SimpleNamespace(get_device_properties=self._properties)
+
+    def get_current_target(self) -> Any:
+        return self._gpu
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+        return capability_of(self._world.target)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def _properties(self, *_: Any) -> dict[str, Any]:
+        return {name: self._world.ask(torchs) for name, torchs in self._NAMES.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportRefused(self._world._told(f"asks Triton's driver for `{name}`"))
+
+
+def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any) -> Any:
+    """Start a process, or for a query of the vendor's tool one that prints the device's name."""
+    first = args if isinstance(args, str) else os.fsdecode(next(iter(args)))
+    if world._is_importing and Path(first.split()[0]).name == _SMI:
+        options = {**options, "shell": False, "executable": None}
+        world._is_importing = False
+        try:
+            return real(["/bin/echo", world.ask("name")], *more, **options)
+        finally:
+            world._is_importing = True
+    return real(args, *more, **options)
+
+
+class _Environment(MutableMapping[str, str]):
+    """`os.environ` of the process that asks, for all but Triton and Torch, which have ours."""
+
+    def __init__(self, world: ImportWorld) -> None:
+        self._world = world
+        self._real = os.environ
+        self._set: dict[str, str | None] = {}
+
+    def __getitem__(self, name: str) -> str:
+        if name in self._set:
+            value = self._set[name]
+        elif self._world._is_of_tools(sys._getframe(1)):
+            value = self._real.get(name)
+        else:
+            value = self._world.variable(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self._set[name] = value
+        os.putenv(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._set[name] = None
+        os.unsetenv(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.copy())
+
+    def __len__(self) -> int:
+        return len(self.copy())
+
+    def items(self) -> Any:
+        return self.copy().items()
+
+    def values(self) -> Any:
+        return self.copy().values()
+
+    def copy(self) -> dict[str, str]:
+        """Return all variables: for processes that Triton starts, and for packages as they load."""
+        told = self._world.all_variables(sys._getframe(1))
+        changed = {**(self._real if told is None else told), **self._set}
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+# ------------------------------------------------------------------ finding and loading
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles the text that a file has now, since times tell of no edit within a second."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _PackageLoader(_Loader):
+    """Makes a stub of a package."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Stub
+
+
+class _Stub(ModuleType):
+    """A package that runs its `__init__` when a name is missing."""
+
+    def __getattr__(self, name: str) -> Any:
+        _run(self)
+        return getattr(self, name)
+
+
+def _run(module: ModuleType) -> None:
+    """Run the `__init__` of a stub."""
+    if isinstance(module, _Stub):
+        module.__class__ = ModuleType  # type: ignore[assignment]
+        loader: Any = module.__loader__
+        exec(loader.get_code(module.__name__), vars(module))  # noqa: S102  the kernel author's own code
+
+
+class _TorchLoader(importlib.machinery.SourceFileLoader):
+    """Imports Torch, and has its questions answered."""
+
+    def __init__(self, name: str, path: str, answer: Callable[[], None]) -> None:
+        super().__init__(name, path)
+        self._answer = answer
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._answer()
+
+
+class _Finder:
+    """Finds the own modules of a kernel, packages of its own among them as stubs."""
+
+    def __init__(self, covered: frozenset[str], top: str, answer: Callable[[], None]) -> None:
+        self._covered, self._top, self._answer = covered, top, answer
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or (top in _TOOLS and name != "torch"):
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (f.find_spec(name, path, target) for f in others if hasattr(f, "find_spec"))
+        spec = next(filter(None, specs), None)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return spec
+        path = str(spec.origin)
+        if name == "torch":
+            spec.loader = _TorchLoader(name, path, self._answer)
+        elif top == self._top and spec.submodule_search_locations is not None:
+            spec.loader = _PackageLoader(name, path)
+        elif os.path.realpath(path) in self._covered:
+            spec.loader = _Loader(name, path)
+        return spec
+
+
+def _package_of(path: Path) -> str:
+    """Return the package of a file by the folders that have an `__init__`."""
+    parts: list[str] = []
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        parts.insert(0, folder.name)
+    return ".".join(parts)
+
+
+@functools.cache
+def _distribution_of(top: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version(top)
+        return top
+    return min(importlib.metadata.packages_distributions().get(top, ()), default=None)

@@ -1,0 +1,63 @@
+"""Facts that the import of a Triton file reads: variables, versions, what is asked of the device.
+
+A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`. The worker that imports the
+file answers from the target and notes each fact, and what it found holds where all have the same
+values (`now`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from typing import Any
+
+from jitkern.source import gpus
+from jitkern.target import Target
+
+Facts = tuple[tuple[str, Any], ...]  # names and plain values, sorted
+
+
+def now(name: str, target: Target) -> Any:
+    """Return the value of a fact in this process, for a target; None for what is not there."""
+    kind, _, what = name.partition(" ")
+    if kind == "variable":
+        return os.environ.get(what)
+    if kind == "version":
+        try:
+            return importlib.metadata.version(what)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    return device(target).get(what)
+
+
+def hold(facts: Facts, target: Target) -> bool:
+    """Return whether facts have these values in this process, for a target."""
+    return all(now(name, target) == value for name, value in facts)
+
+
+def device(target: Target) -> dict[str, Any]:
+    """Return what a GPU of a target tells of itself, by the names that Torch gives its properties.
+
+    It is that of this process where Torch has started CUDA on one of this arch, else the usual one.
+    """
+    import torch
+
+    if torch.cuda.is_initialized():
+        own = torch.cuda.get_device_properties(torch.cuda.current_device())
+        if (own.major, own.minor) == gpus.capability_of(target):
+            found = {name: getattr(own, name, None) for name in _usual(target)}
+            return {**found, "count": torch.cuda.device_count()}
+    return _usual(target)
+
+
+def _usual(target: Target) -> dict[str, Any]:
+    gpu = gpus.usual(target)
+    major, minor = gpus.capability_of(target)
+    return {
+        "count": 1, "name": gpu.name, "major": major, "minor": minor, "warp_size": 32,
+        "multi_processor_count": gpu.multiprocessors, "total_memory": gpu.memory << 30,
+        "max_threads_per_multi_processor": gpu.threads, "regs_per_multiprocessor": 65536,
+        "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": gpu.block << 10,
+        "shared_memory_per_multiprocessor": gpu.multiprocessor << 10,
+        "L2_cache_size": gpu.l2_cache << 10,
+    }  # fmt: skip
