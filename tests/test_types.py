@@ -38,8 +38,8 @@ def name(x: int) -> str:
 
 name(None).upper()
 name(None).uper()  # wrong
-jitkern.pointwise(abs, round="eager")(None).real
-jitkern.pointwise(round="eagr")  # wrong
+jitkern.pointwise(abs, dtypes=())(None).real
+jitkern.pointwise(dtype=())  # wrong
 with jitkern.using(compile="never", cache_dir="/c", jobs="3", max_size=1 << 30) as settings:
     settings.jobs + 1
 Cuda(["a.cu", Unit("b.cu", ("-O1",))], flags=["-O2"], include=[Include("cutlass", "4.7")])
