@@ -63,6 +63,7 @@ class Definition:
         self.likes = tuple(likes) or (-1,) * len(self.outputs)
         self.samples, self.dtypes = samples, tuple(dtypes)
         kinds = [parameter.kind for parameter in self.parameters]
+        self.kinds = tuple(kinds)
         self.tensors = tuple(i for i, kind in enumerate(kinds) if kind == "tensor")
         self.least = _least(self.parameters)
         self.defaults = tuple(parameter.default for parameter in self.parameters[self.least :])

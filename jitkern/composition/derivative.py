@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern.composition.expression import FLOATS, INPUT, TO, Node, ordered
+from jitkern.composition.expression import CALL, FLOATS, INPUT, TO, Node, ordered
 from jitkern.composition.symbol import Element, node_of
 from jitkern.composition.table import TABLE
 
@@ -30,6 +30,8 @@ def gradients(
         g = parts.pop(one)
         if one.op == INPUT:
             found[one] = g
+        elif one.op == CALL:
+            _give(parts, one.args[0], g)
         elif one.op == TO:
             if one.value in FLOATS:  # Torch has no gradient of integers and bools
                 _give(parts, one.args[0], g)
@@ -52,6 +54,8 @@ def differentiable(outputs: Sequence[Node]) -> list[bool]:
             found[one] = one.value[1] == "tensor"
         elif one.op == TO:
             found[one] = one.value in FLOATS and found[one.args[0]]
+        elif one.op == CALL:
+            found[one] = found[one.args[0]]
         else:
             row = TABLE.get(one.op)
             operands = one.args[1:] if row and row.rule == "where" else one.args

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-INPUT, CONST, TO = "input", "const", "to"  # the operations that are not rows of the table
+# The operations that are not rows of the table. A call is that of a function of Torch, which is
+# computed by others: its first operand is what they compute, the rest are the function's.
+INPUT, CONST, TO, CALL = "input", "const", "to", "call"
 KINDS = ("tensor", "float", "int", "bool")  # of inputs
 FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point numbers
 
@@ -15,7 +17,8 @@ class Node:
     """An operation and its operands.
 
     op: the name of a row of the table; or `input`, whose value is its position and its kind (one of
-    `KINDS`), `const`, whose value is a number, or `to`, whose value is the code of a dtype.
+    `KINDS`), `const`, whose value is a number, `to`, whose value is the code of a dtype, or `call`,
+    whose value is the name of a function and its parameters, see `symbol.called`.
     """
 
     __slots__ = ("__weakref__", "args", "op", "value")
@@ -54,7 +57,18 @@ def const(value: float) -> Node:
     return node(CONST, value=value)
 
 
-def ordered(outputs: Iterable[Node]) -> list[Node]:
+def _operands(one: Node) -> tuple[Node, ...]:
+    return one.args
+
+
+def eager_operands(one: Node) -> tuple[Node, ...]:
+    """Return the operands of what a formula calls."""
+    return one.args[1:] if one.op == CALL else one.args
+
+
+def ordered(
+    outputs: Iterable[Node], operands: Callable[[Node], tuple[Node, ...]] = _operands
+) -> list[Node]:
     """Return every node once, operands first."""
     found: dict[Node, None] = {}
     stack = [(output, False) for output in reversed([*outputs])]
@@ -66,7 +80,7 @@ def ordered(outputs: Iterable[Node]) -> list[Node]:
             found[one] = None
         else:
             stack.append((one, True))
-            stack += [(arg, False) for arg in reversed(one.args) if arg not in found]
+            stack += [(arg, False) for arg in reversed(operands(one)) if arg not in found]
     return list(found)
 
 
@@ -119,10 +133,13 @@ def spelled(one: Node, names: Sequence[str] = ()) -> str:
             text = names[position] if names else f"x{position}"
         elif part.op == CONST:
             text = repr(part.value)
+        elif part.op == CALL:
+            text = args[0]
         elif part.op in _SIGNS:
             text = f"({args[0]} {_SIGNS[part.op]} {args[1]})"
         else:
             text = f"{part.op}({', '.join([*args, *([part.value] if part.op == TO else [])])})"
         texts[part] = text if len(text) <= _LONGEST else "(...)"
     text = texts[one]
+    one = one.args[0] if one.op == CALL else one
     return text[1:-1] if text.startswith("(") and one.op in _SIGNS else text

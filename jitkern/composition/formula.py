@@ -1,28 +1,21 @@
 """The text of a formula as a function in C++, the same for CUDA and for the CPU.
 
 The type of a value is known up to the call: `bool`; `A`, the type that floating-point numbers are
-computed in (float or double); or `P0`, `P1`, …, one for each set of operands that may be integers,
-which a call makes `A` where they are not.
-
-A function that rounds as PyTorch does after each operation computes floating-point numbers in
-`P0`, … too: float, or double where PyTorch's result is. It has also `R0`, …: the dtype that PyTorch
-converts operands to, and rounds the result to. PyTorch keeps a number that it adds or multiplies
-by wider in places (see `Language.unrounded`); numbers alone are computed in double, as in Python.
+computed in (float or double); or `P0`, `P1`, …, one for each value that may be an integer, which a
+call makes `A` where it is none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from jitkern.composition import expression
-from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node
+from jitkern.composition.expression import CALL, CONST, FLOATS, INPUT, TO, Node
 from jitkern.composition.table import TABLE
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 
-_CONDITION = "condition"
 _BY_WAY_OF = {  # by which PyTorch converts floating-point numbers to integers
     "i8": "to_i32_", "i16": "to_i32_", "i32": "to_i32_", "u16": "to_i32_",
     "u8": "to_i64_", "i64": "to_i64_", "u32": "to_i64_",
@@ -54,7 +47,8 @@ class Formula(NamedTuple):
 
     name: of the formula. inputs, outputs: the names of its parameters, in order.
     types: the template parameters that a call chooses dtypes for, beside `A`: the name, and the
-    steps of the program whose dtypes are promoted to it. A floating-point one becomes `A`.
+    nodes that are promoted to it. A floating-point one becomes `A`.
+    floats: the nodes that are computed in `A`.
     lines: the statements.
     fast: whether the function takes the template parameter FAST. text: the whole function.
     """
@@ -62,7 +56,8 @@ class Formula(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    types: tuple[tuple[str, tuple[int, ...]], ...]
+    types: tuple[tuple[str, tuple[Node, ...]], ...]
+    floats: tuple[Node, ...]
     lines: tuple[str, ...]
     headers: tuple[str, ...]
     fast: bool
@@ -90,13 +85,14 @@ def formula_of(
 
     inputs, results: names in C of the inputs and the outputs.
     """
-    writer = _Writer(inputs, language, steps=expression.ordered(outputs))
-    for one in writer.steps:
+    writer = _Writer(inputs, language)
+    for one in expression.ordered(outputs):
         writer.write(one)
     for i, (one, result) in enumerate(zip(outputs, results)):
         writer.lines.append(f"{result} = Out{i}({writer.own(one)});")
     fast = any("FAST" in line for line in writer.lines)
-    types = tuple(writer.types.values())
+    types = tuple((kind, nodes) for nodes, kind in writer.types.items())
+    floats = tuple(one for one, kind in writer.fixed.items() if kind == "A")
     own = [*(["bool FAST"] if fast else []), "typename A", *(f"typename {t}" for t, *_ in types)]
     parameters = [f"const In{i} {n}" for i, n in enumerate(inputs)]
     parameters += [f"Out{i}& {n}" for i, n in enumerate(results)]
@@ -112,30 +108,29 @@ def formula_of(
         f"{language.function} one_{name}({', '.join(parameters)}) {{\n{body}}}\n"
     )
     return Formula(
-        name, tuple(inputs), tuple(results), types, tuple(writer.lines),
+        name, tuple(inputs), tuple(results), types, floats, tuple(writer.lines),
         tuple(writer.headers), fast, text,
     )  # fmt: skip
 
 
 class _Writer:
-    """The statements of a formula. steps: its nodes, operands first."""
+    """The statements of a formula."""
 
-    def __init__(self, inputs: Sequence[str], language: Language, *, steps: list[Node]) -> None:
+    def __init__(self, inputs: Sequence[str], language: Language) -> None:
         self.lines: list[str] = []
-        self.types: dict[Any, tuple[str, tuple[int, ...]]] = {}
+        self.types: dict[tuple[Node, ...], str] = {}
         self.headers: dict[str, None] = {}
-        self.steps = steps
         self._inputs, self._language = inputs, language
         self._names: dict[Node, str] = {}
         self._casts: dict[tuple[Node, str], str] = {}
-        self._number = {one: number for number, one in enumerate(steps)}
-        self._leaves: dict[Node, tuple[bool, frozenset[Any]]] = {}
+        self.fixed: dict[Node, str] = {}
 
     def write(self, one: Node) -> None:
         """Add the statement of a node, whose operands are written already."""
-        self._leaves[one] = self._sources(one)
         if one.op == INPUT:
             self._names[one] = self._inputs[one.value[0]]
+        elif one.op == CALL and self._fixed(one):
+            self._names[one] = self._names[one.args[0]]
         elif one.op != CONST:
             self._names[one] = name = f"v{len(self._names)}"
             kind = self._type(one)
@@ -145,58 +140,35 @@ class _Writer:
         """Return the text of a node's value in its own type."""
         return self._as(one, self._type(one))
 
-    def _sources(self, one: Node) -> tuple[bool, frozenset[Any]]:
-        """Return whether a value is always floating-point, and what decides on its dtype."""
-        if one.op == INPUT:
-            position, kind = one.value
-            return kind == "float", frozenset([position if kind == "tensor" else kind])
-        if one.op == CONST:
-            return type(one.value) is float, frozenset([type(one.value).__name__])
-        inputs = tuple(expression.inputs_of(one))  # whether these have dimensions decides too
-        if one.op == TO:
-            return one.value in FLOATS, frozenset([(one.value, inputs)])
-        row = TABLE[one.op]
-        if row.rule == "bool":
-            return False, frozenset([(_CONDITION, inputs)])
-        deciding = row.deciding_of(one.args)
-        floating, sources = self._union(deciding)
-        if {*inputs} - {i for arg in deciding for i in expression.inputs_of(arg)}:
-            sources = frozenset([(sources, inputs)])
-        if row.rule == "float" and not floating:
-            return True, frozenset([(row.rule, sources)])
-        return floating, sources
-
-    def _union(self, args: Sequence[Node]) -> tuple[bool, frozenset[Any]]:
-        """Return what decides on the dtype of what these operands are promoted to.
-
-        The order of promotions matters, (a + b) + c and (a + c) + b may differ, so what is promoted
-        already is a set within the set; but what is promoted again to one of its own changes none.
-        """
-        floating = any(self._leaves[arg][0] for arg in args)
-        every = {self._leaves[arg][1] for arg in args}
-        for whole in every:
-            if all(s == whole or s in whole or (len(s) == 1 and s <= whole) for s in every):
-                return floating, whole
-        return floating, frozenset().union(*every) if all(
-            len(s) == 1 for s in every
-        ) else frozenset(every)
-
     def _type(self, one: Node) -> str:
         """Return the type that a value is computed in."""
-        if _are_conditions(self._leaves[one][1]) or (one.op == TO and one.value == "bool"):
-            return "bool"
-        return self._computed(self._leaves[one], [one])
+        return self._fixed(one) or self._parameter(one)
 
-    def _computed(self, leaves: tuple[bool, frozenset[Any]], promoted: Sequence[Node]) -> str:
-        floating, sources = leaves
-        if floating:
+    def _fixed(self, one: Node) -> str:
+        """Return the type of a value if it is the same in all calls, else ""."""
+        if one not in self.fixed:
+            row = TABLE.get(one.op)
+            if row:
+                kind, deciding = row.rule, row.deciding_of(one.args)
+            elif one.op == CALL:
+                kind, deciding = "", one.args[:1]
+            else:
+                kinds = {CONST: type(one.value).__name__, TO: one.value}
+                kind, deciding = kinds[one.op] if one.op in kinds else one.value[1], ()
+            floating = kind in (*FLOATS, "float") or "A" in map(self._fixed, deciding)
+            self.fixed[one] = "A" if floating else "bool" * (kind == "bool" and one.op != INPUT)
+        return self.fixed[one]
+
+    def _parameter(self, *nodes: Node) -> str:
+        """Return the template parameter for what these nodes are promoted to."""
+        return self.types.setdefault(nodes, f"P{len(self.types)}")
+
+    def _common(self, operands: Sequence[Node]) -> str:
+        """Return the type that operands are compared in."""
+        kinds = {self._fixed(one) for one in operands}
+        if "A" in kinds:
             return "A"
-        if _are_conditions(sources):
-            return "bool"
-        if leaves not in self.types:
-            steps = tuple(self._number[one] for one in promoted)
-            self.types[leaves] = f"P{len(self.types)}", steps
-        return self.types[leaves][0]
+        return "bool" if kinds == {"bool"} else self._parameter(*operands)
 
     def _as(self, one: Node, kind: str) -> str:
         """Return the text of a node's value as this type."""
@@ -225,11 +197,11 @@ class _Writer:
         """Return the right-hand side of a node's statement."""
         if one.op == TO:
             return self._converted(one, kind)
+        if one.op == CALL:
+            return self._as(one.args[0], kind)
         row = TABLE[one.op]
         is_condition = row.rule == "bool"
-        leaves = self._union(one.args) if is_condition else self._leaves[one]
-        steps = one.args if is_condition else [one]
-        common = self._computed(leaves, steps)  # in which operands are computed with
+        common = self._common(one.args) if is_condition else kind
         operands = [self._as(arg, common) for arg in one.args]
         if row.rule == "where":
             operands[0] = self._as(one.args[0], "bool")
@@ -254,7 +226,3 @@ class _Writer:
         if header:
             self.headers[header] = None
         return f"{kind}({getattr(dtype, self._language.dtype)}({self._as(arg, kind)}))"
-
-
-def _are_conditions(sources: frozenset[Any]) -> bool:
-    return all(isinstance(one, tuple) and one[0] == _CONDITION for one in sources)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from jitkern.composition.symbol import FUNCTIONS, Element, apply
+from jitkern.composition.symbol import FUNCTIONS, Element, apply, called
 from jitkern.composition.table import TABLE
 
 
@@ -37,20 +38,34 @@ def _is(number: float, value: Any) -> bool:
 
 
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
-    FUNCTIONS[function.__name__.strip("_")] = function
+    FUNCTIONS[function.__name__] = function
+    return function
+
+
+def _composite(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function that is one to PyTorch, which knows its dtypes."""
+    FUNCTIONS[function.__name__] = functools.partial(called, function)
     return function
 
 
 @_function
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input + alpha other."""
-    return apply("add", input, other) if _is(1, alpha) else apply("add_scaled", input, other, alpha)
+    return apply("add", input, other) if _is(1, alpha) else called(_add, input, other, alpha=alpha)
+
+
+def _add(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input + alpha * other
 
 
 @_function
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input - alpha other."""
-    return apply("sub", input, other) if _is(1, alpha) else add(input, other, alpha=-alpha)
+    return apply("sub", input, other) if _is(1, alpha) else called(_sub, input, other, alpha=alpha)
+
+
+def _sub(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input - alpha * other
 
 
 @_function
@@ -112,7 +127,7 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return apply("clamp", input, min, max)
 
 
-@_function
+@_composite
 def lerp(input: Any, end: Any, weight: Any) -> Any:
     """Return input + weight (end - input), as Torch computes it: from the nearer end."""
     return where(
@@ -120,24 +135,25 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
     )
 
 
-@_function
+@_composite
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
     """Return input + value tensor1 tensor2."""
-    return apply("addcmul", input, tensor1, tensor2, value)
+    return input + value * tensor1 * tensor2
 
 
-@_function
+@_composite
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
     """Return input + value tensor1 / tensor2."""
-    return apply("addcdiv", input, tensor1, tensor2, value)
+    return input + value * tensor1 / tensor2
 
 
-@_function
+@_composite
 def nan_to_num(input: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     """Return input, with these numbers for NaN and the infinities."""
     if posinf is None or neginf is None:
         raise TypeError("torch.nan_to_num in a pointwise function needs posinf= and neginf=")
-    return apply("nan_to_num", input, nan, posinf, neginf)
+    finite = where(input == math.inf, posinf, where(input == -math.inf, neginf, input))
+    return where(torch.isnan(input), nan, finite)
 
 
 @_function
@@ -146,13 +162,13 @@ def relu(input: Any, inplace: bool = False) -> Any:
     return apply("relu", input)
 
 
-@_function
+@_composite
 def silu(input: Any, inplace: bool = False) -> Any:
     """Return input sigmoid(input)."""
     return input * torch.sigmoid(input)
 
 
-@_function
+@_composite
 def gelu(input: Any, approximate: str = "none") -> Any:
     """Return input Φ(input), where Φ is the normal distribution; or its approximation by tanh."""
     if approximate == "none":
@@ -163,7 +179,7 @@ def gelu(input: Any, approximate: str = "none") -> Any:
     raise TypeError(f"F.gelu(approximate={approximate!r}): it is 'none' or 'tanh'")
 
 
-@_function
+@_composite
 def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """Return log(1 + exp(beta input)) / beta; `input` itself above the threshold."""
     if _is(1, beta):
@@ -172,31 +188,31 @@ def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     return where(scaled > threshold, input, apply("softplus", scaled) / beta)
 
 
-@_function
+@_composite
 def logsigmoid(input: Any) -> Any:
     """Return log(sigmoid(input))."""
     return -apply("softplus", -input)
 
 
-@_function
+@_composite
 def mish(input: Any, inplace: bool = False) -> Any:
     """Return input tanh(softplus(input))."""
     return input * torch.tanh(apply("softplus", input))
 
 
-@_function
+@_composite
 def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
     """Return input where positive, else alpha (exp(input) - 1)."""
     return where(input > 0, input, alpha * torch.expm1(where(input > 0, 0, input)))
 
 
-@_function
+@_composite
 def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
     """Return input where positive, else negative_slope input."""
     return where(input > 0, input, input * negative_slope)
 
 
-@_function
+@_composite
 def hardtanh(
     input: Any,
     min_val: float = -1.0,
@@ -207,25 +223,25 @@ def hardtanh(
     return where(input <= min_val, min_val, where(input >= max_val, max_val, input))
 
 
-@_function
+@_composite
 def relu6(input: Any, inplace: bool = False) -> Any:
     """Return input between 0 and 6."""
     return hardtanh(input, 0, 6)
 
 
-@_function
+@_composite
 def hardsigmoid(input: Any, inplace: bool = False) -> Any:
     """Return (input + 3) / 6 between 0 and 1."""
     return hardtanh(input + 3, 0.0, 6.0) / 6
 
 
-@_function
+@_composite
 def hardswish(input: Any, inplace: bool = False) -> Any:
     """Return input hardsigmoid(input)."""
     return input * hardsigmoid(input)
 
 
-@_function
+@_composite
 def softsign(input: Any) -> Any:
     """Return input / (1 + |input|)."""
     return input / (1 + abs(input))

@@ -6,6 +6,7 @@ so it is one and the same in every process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +22,9 @@ from jitkern.composition.arrange import (
     steps_of,
 )
 from jitkern.composition.definition import Definition
-from jitkern.composition.expression import inputs_of, ordered
+from jitkern.composition.eager import answer
+from jitkern.composition.expression import inputs_of
 from jitkern.composition.formula import Formula
-from jitkern.composition.promotion import (
-    check,
-    checks_of,
-    computed_in,
-    kinds_of,
-    program_of,
-    promoted,
-)
 
 HALVES = (torch.float16, torch.bfloat16)
 BLOCK = 128  # threads
@@ -38,29 +32,27 @@ BITS = 62  # of `INNER`
 
 
 def launchers(
-    function: Definition, own: Formula
+    op: str, function: Definition, own: Formula
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """Return the launch functions for CUDA and for the CPU, and the fake.
 
-    own: the formula of the function for CUDA.
+    op: the name of the op. own: the formula of the function for CUDA.
     """
-    name, fast, checks = own.name, own.fast, checks_of(function.outputs)
-    names, defaults, positions = tuple(function.argument_names), function.defaults, function.tensors
-    program, outputs, types, templates = typing_of(function, own)
+    name, fast, positions = own.name, own.fast, function.tensors
+    about = (
+        name, op, tuple(function.argument_names), function.defaults, function.kinds, positions,
+        tuple(tuple(i for i in inputs_of(one) if i in positions) for one in function.outputs),
+        templates_of(function, own),
+    )  # fmt: skip
 
     def cuda(k: Any, *args: Any, **named: Any) -> Any:
-        values = with_defaults(names, defaults, args, named)
-        tensors = [values[i] for i in positions]
-        numbers = [values[i] for i in range(len(values)) if i not in positions]
-        template, dtypes = types_of(program, outputs, types, templates, values)
+        numbers, template, every, results, sizes, steps = begun(k, about, args, named)
         if fast:
-            template = {**template, "FAST": all(dtype in HALVES for dtype in dtypes)}
-        check(name, checks, program, values, zeros=False)
-        tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
+            halves = all([result.dtype in HALVES for result in results])  # noqa: C419  a trace
+            template = {**template, "FAST": halves}
         count = total(sizes)
         if count == 0:
             return returned(results)
-        every = [*results, *tensors]
         flat = len(sizes) == 1 and all(own[0] == 1 for own in steps)
         vector = width(every, steps, sizes, flat)
         template = {**template, "V": vector}
@@ -79,17 +71,10 @@ def launchers(
         return returned(results)
 
     def cpu(k: Any, *args: Any, **named: Any) -> Any:
-        values = with_defaults(names, defaults, args, named)
-        tensors = [values[i] for i in positions]
-        numbers = [values[i] for i in range(len(values)) if i not in positions]
-        template, dtypes = types_of(program, outputs, types, templates, values)
-        tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
+        numbers, template, every, results, sizes, steps = begun(k, about, args, named, zeros=False)
         count = total(sizes)
-        if check(name, checks, program, values, zeros=count != 0):
-            k.leave_to_reference()
         if count == 0:
             return returned(results)
-        every = [*results, *tensors]
         if len(sizes) == 1 and all(own[0] == 1 for own in steps):
             k[name + "_flat"][template](*every, *numbers, count)
         else:
@@ -101,31 +86,63 @@ def launchers(
         return returned(results)
 
     def fake(*args: Any, **named: Any) -> Any:
+        _, _, names, defaults, kinds, _, outputs, _ = about
         values = with_defaults(names, defaults, args, named)
         tensors = [values[i] for i in positions]
-        dtypes = types_of(program, outputs, types, templates, values)[1]
+        dtypes = answer(op, given_of(kinds, values), torch.finfo().dtype)[0]
         walked = arranged(name, outputs, tensors, positions, values, dtypes, fake=True)
         return returned(walked[1])
 
     return cuda, cpu, fake
 
 
-def typing_of(function: Definition, own: Formula) -> tuple[Any, Any, Any, Any]:
-    """Return the program, the outputs, the types and the templates for `types_of`.
+def begun(
+    k: Any, about: Any, args: Sequence[Any], named: Any, *, zeros: bool = True
+) -> tuple[Any, ...]:
+    """Return the numbers and template arguments of a launch, and its tensors as `arranged`.
 
-    outputs: for each, its step of the program, the positions of the tensors that it depends on, and
-    that of the argument that gives its dtype, or -1. types: template parameters, see
-    `Formula.types`. templates: the names of those for the dtypes of the outputs, then of the
-    tensors.
+    zeros: whether PyTorch takes integer divisors of zero on this device.
     """
-    steps = ordered(function.outputs)
-    outputs = tuple(
-        (steps.index(one), tuple(i for i in inputs_of(one) if i in function.tensors), like)
-        for one, like in zip(function.outputs, function.likes)
-    )
-    tensors = [own.inputs[i] for i in function.tensors]
-    templates = tuple(f"T_{name}" for name in (*own.outputs, *tensors))
-    return program_of(function.outputs), outputs, own.types, templates
+    name, op, names, defaults, kinds, positions, outputs, templates = about
+    values = with_defaults(names, defaults, args, named)
+    tensors = [values[i] for i in positions]
+    numbers = [values[i] for i in range(len(values)) if i not in positions]
+    dtypes, types, limits, unknown, _ = answer(op, given_of(kinds, values), torch.finfo().dtype)
+    if types is None or (unknown and not zeros) or not within(limits, values):
+        k.leave_to_reference()  # which refuses what PyTorch refuses
+    template = template_of(templates, types, dtypes, tensors)
+    tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
+    return numbers, template, [*results, *tensors], results, sizes, steps
+
+
+def templates_of(function: Definition, own: Formula) -> tuple[str, ...]:
+    """Return the template parameters for the dtypes of the outputs, then of the tensors."""
+    return tuple(f"T_{n}" for n in (*own.outputs, *[own.inputs[i] for i in function.tensors]))
+
+
+def given_of(kinds: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the class of arguments, see `eager.answer`."""
+    pairs = zip(kinds, values)
+    return tuple([(v.dtype, v.dim() != 0) if kind == "tensor" else kind for kind, v in pairs])
+
+
+def within(limits: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether numbers are such that PyTorch does not refuse any."""
+    for position, least, most, infinite, zero in limits:
+        value = values[position]
+        if not (least <= value <= most or (infinite and not abs(value) < math.inf)):
+            return False
+        if not zero and value == 0:
+            return False
+    return True
+
+
+def template_of(
+    templates: Sequence[str], types: Any, dtypes: Sequence[Any], tensors: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the template arguments for dtypes."""
+    own = dict(zip(templates, [*dtypes, *[tensor.dtype for tensor in tensors]]))
+    return {**own, **dict(types)}
 
 
 def with_defaults(
@@ -143,26 +160,6 @@ def with_defaults(
 def returned(results: Sequence[Any]) -> Any:
     """Return the results as an op returns them."""
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def types_of(
-    program: Sequence[Any],
-    outputs: Sequence[Any],
-    types: Sequence[Any],
-    templates: Sequence[str],
-    values: Sequence[Any],
-) -> tuple[dict[str, Any], list[Any]]:
-    """Return the template arguments for dtypes, and the dtypes of the outputs."""
-    kinds = kinds_of(program, values)
-    dtypes = [kinds[step][0] if like < 0 else values[like].dtype for step, _, like in outputs]
-    wide = computed_in(program, kinds)
-    tensors = [value.dtype for value in values if isinstance(value, torch.Tensor)]
-    template = dict(zip(templates, [*dtypes, *tensors]))
-    template = {**template, "A": wide}
-    for name, steps in types:
-        dtype = promoted([kinds[step] for step in steps])
-        template = {**template, name: wide if dtype.is_floating_point else dtype}
-    return template, dtypes
 
 
 def arranged(
@@ -195,7 +192,7 @@ def arranged(
     steps = [steps_of(tensor, shape) for tensor in tensors]
     order = order_of(shape, steps)
     results = []
-    for (_, own, _), dtype in zip(outputs, dtypes):
+    for own, dtype in zip(outputs, dtypes):
         if len(own) == len(positions):
             results = [*results, new(shape, order, dtype, device)]
         else:
@@ -203,7 +200,7 @@ def arranged(
             inside = shape_of(name, of)
             sorted_dims = order_of(inside, [steps_of(tensor, inside) for tensor in of])
             results = [*results, new(inside, sorted_dims, dtype, device)]
-    if any([len(own) != len(positions) for _, own, _ in outputs]):  # noqa: C419  a trace
+    if any([len(own) != len(positions) for own in outputs]):  # noqa: C419  a trace
         torch._check(
             total(shape) != 0 or all([total(result.shape) == 0 for result in results]),  # noqa: C419
             lambda: (

@@ -17,9 +17,9 @@ from jitkern.calls.signature import Signature
 from jitkern.composition import launch
 from jitkern.composition.backward import Backward
 from jitkern.composition.definition import Definition, in_ascii
+from jitkern.composition.eager import FORMULAS, answer
 from jitkern.composition.formula import CPP, CUDA, Formula, formula_of
 from jitkern.composition.kernel_texts import cpp_text, cuda_text
-from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
 from jitkern.declare import MAX_NAME, registered
 from jitkern.op.all_ops import ANNOUNCED
@@ -66,9 +66,14 @@ def qualified(module: str, name: str, identity: Any) -> str:
     return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
+def name_of(function: Definition) -> str:
+    """Return the name of the op of a function."""
+    return qualified(function.module, function.name, function.identity)
+
+
 def op_of(function: Definition, gradient: Backward[Any], cost: Callable[..., Any]) -> Op:
     """Return the op of a function, declared now if it was not before."""
-    name = qualified(function.module, function.name, function.identity)
+    name = name_of(function)
     return once(name, lambda: _declare(name, function, gradient, cost))
 
 
@@ -81,7 +86,8 @@ def once(name: str, declare: Callable[[], Op]) -> Op:
 def _declare(
     name: str, function: Definition, gradient: Backward[Any], cost: Callable[..., Any]
 ) -> Op:
-    cuda, cpu, fake = launch.launchers(function, formula(function, "cuda"))
+    own = known_formula(function)
+    cuda, cpu, fake = launch.launchers(name, function, own)
     sources: dict[str, Source] = {
         "cuda": Cuda(text=text_of(function, "cuda"), strided=True),
         "cpu": Cpp(
@@ -89,13 +95,13 @@ def _declare(
             flags=_VECTORIZED,
         ),
     }  # fmt: skip
-    likes, folder = function.likes, str(Path(function.place[0]).absolute().parent)
+    folder = str(Path(function.place[0]).absolute().parent)
     declaration = Declaration(
         {device: (source.placed(folder, function.place),) for device, source in sources.items()},
         fusible=True, nondifferentiable=gradient.nondifferentiable,
         module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
         launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
-        reference=reference_of(function.outputs, program_of(function.outputs), likes),
+        reference=reference_of(name, function.outputs, function.kinds),
         samples=function.samples or default_samples(function), cost=cost,
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
@@ -152,7 +158,7 @@ def default_samples(function: Definition) -> Any:
 
     def fits(dtype: torch.dtype) -> bool:
         try:
-            kinds_of(program_of(function.outputs), [*values(dtype, 0, "meta")])
+            asked(function, [*values(dtype, 0, "meta")])
         except RuntimeError:
             return False
         return True
@@ -165,6 +171,19 @@ def default_samples(function: Definition) -> Any:
     return samples
 
 
+def asked(function: Definition, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what PyTorch answers about a call, see `eager.answer`. Raises RuntimeError."""
+    known_formula(function)
+    given = launch.given_of(function.kinds, values)
+    found: tuple[Any, ...] = answer(name_of(function), given, torch.finfo().dtype)
+    return found
+
+
+def known_formula(function: Definition) -> Formula:
+    """Return the formula of a function for CUDA, which `answer` finds by the name of the op."""
+    return FORMULAS.setdefault(name_of(function), (function, formula(function, "cuda")))[1]
+
+
 def template_of(function: Definition, dtypes: Sequence[torch.dtype]) -> dict[str, torch.dtype]:
     """Return the template arguments for dtypes of a call with tensors of these dtypes."""
     given = iter(dtypes)
@@ -172,4 +191,7 @@ def template_of(function: Definition, dtypes: Sequence[torch.dtype]) -> dict[str
         torch.empty(1, dtype=next(given), device="meta") if p.kind == "tensor" else 0
         for p in function.parameters
     ]
-    return launch.types_of(*launch.typing_of(function, formula(function, "cuda")), values)[0]
+    results, types, *_ = asked(function, values)
+    templates = launch.templates_of(function, known_formula(function))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return launch.template_of(templates, types or (), results, tensors)

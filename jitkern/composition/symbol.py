@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,21 @@ def node_of(value: Any) -> Node:
         f"a pointwise function computes with its arguments and numbers, got {type(value).__name__} "
         f"`{value!r:.80}`"
     )
+
+
+def called(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Return the symbol of a function of Torch, which is computed as this function says."""
+    result = function(*args, **keywords)
+    if not isinstance(result, Element):
+        return result
+    operands, words = [], []
+    for name, value in inspect.signature(function).bind(*args, **keywords).arguments.items():
+        literal = value is None or isinstance(value, (bool, str))
+        if name != "inplace":
+            words.append((name, repr(value) if literal else ""))
+            operands += [] if literal else [node_of(value)]
+    what = function.__name__.strip("_"), tuple(words)
+    return Element(expression.node(expression.CALL, result.node, *operands, value=what))
 
 
 def cast(value: Any, dtype: Any) -> Any:

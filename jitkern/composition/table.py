@@ -25,9 +25,8 @@ class Primitive(NamedTuple):
 
     name: also that of the function of Torch, and of the method of tensors, if there are such.
     arity: the number of operands.
-    rule: the dtype of the result: `same` as that to which Torch promotes the operands, `float` (the
-        same, and float32 for integers), `bool` (operands are compared as what they are promoted
-        to), or `where` (as `same`; the first operand is a condition).
+    rule: how the text computes: in the `same` type as the result, in `float` or more, to a `bool`
+        from what operands are promoted to, or `where`: as `same`, and the first is a condition.
     cuda, cpp: the text in each language, of operands `{0}`, …; cpp is "" where it is the same.
         Names that end in an underscore are functions of `helpers.py`.
     gradient: `f(g, *operands, out)` returns, for each operand, its part of the gradient: None for
@@ -80,27 +79,6 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*(v if isinstance(v, torch.Tensor) else tensor(v) for v in values))
 
     return call
-
-
-def _add_scaled(x: Any, y: Any, alpha: Any) -> Any:
-    return x + alpha * y if isinstance(alpha, torch.Tensor) else torch.add(x, y, alpha=alpha)
-
-
-def _addcmul(x: Any, a: Any, b: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return x + value * a * b
-    return _on_tensors(lambda x, a, b: torch.addcmul(x, a, b, value=value))(x, a, b)
-
-
-def _addcdiv(x: Any, a: Any, b: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) or not torch.result_type(a, b).is_floating_point:
-        return x + torch.div(value * a, b)
-    return _on_tensors(lambda x, a, b: torch.addcdiv(x, a, b, value=value))(x, a, b)
-
-
-def _nan_to_num(x: Any, nan: Any, most: Any, least: Any) -> Any:
-    finite = torch.where(x == math.inf, most, torch.where(x == -math.inf, least, x))
-    return torch.where(torch.isnan(x), nan, finite).to(x.dtype)
 
 
 def _chosen(g: Any, x: Any, y: Any, by_x: Any, by_y: Any) -> Values:
@@ -204,19 +182,6 @@ _ROWS = (
         gradient=lambda g, x, low, high, out: _clamped_between(g, x, low, high)),
     Primitive("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
         gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
-    Primitive("nan_to_num", 4, "same", deciding=(0,), eager=_nan_to_num,
-        cuda="{0} != {0} ? {1} : {0} - {0} == 0 ? {0} : {0} > 0 ? {2} : {3}",
-        gradient=lambda g, x, nan, most, least, out: (
-            _where(torch.isfinite(x), g, 0), _where(torch.isnan(x), g, 0),
-            _where(x == math.inf, g, 0), _where(x == -math.inf, g, 0))),
-    Primitive("add_scaled", 3, "same", "{0} + {2} * {1}", deciding=(0, 1), eager=_add_scaled,
-        wraps=True, gradient=lambda g, x, y, alpha, out: (g, g * alpha, g * y)),
-    Primitive("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), eager=_addcmul,
-        wraps=True,
-        gradient=lambda g, x, a, b, by, out: (g, g * (by * b), g * (by * a), g * (a * b))),
-    Primitive("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2), eager=_addcdiv,
-        gradient=lambda g, x, a, b, by, out: (
-            g, g * (by / b), -g * (by * a / (b * b)), g * (a / b))),
     Primitive("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
     Primitive("fmod", 2, "same", "fmod_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),

@@ -20,7 +20,7 @@ from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.arrange import all_contiguous, shape_of
 from jitkern.composition.definition import numbered
-from jitkern.composition.promotion import promoted
+from jitkern.composition.eager import common
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
@@ -63,7 +63,7 @@ def launcher(name: str, tensors: tuple[bool, ...], results: int) -> Callable[...
 
     def launch(k: Any, *args: Any) -> Any:
         given = [arg for arg, is_tensor in zip(args, tensors) if is_tensor]
-        dtype = promoted([(t.dtype, 2 if t.dim() else 1) for t in given])
+        dtype = common(tuple([(t.dtype, t.dim() != 0) for t in given]))
         shape = given[0].shape
         if not all_contiguous(given):
             shape = shape_of(name, given)

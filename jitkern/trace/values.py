@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,21 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, range, type(None), type(...), type(NotImplemented),
     torch.dtype, torch.layout, torch.memory_format, torch.device,
 )  # fmt: skip
+
+
+class Pure:
+    """A function whose result is plain and follows from its arguments, which are plain; memoized.
+
+    A launch function may call it: a trace holds the result for constant.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        self._memo = functools.lru_cache(maxsize=1024)(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the result for these arguments."""
+        return self._memo(*args)
 
 
 def is_plain(value: object) -> bool:
@@ -99,6 +115,8 @@ def known_name(value: object) -> str:
         is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
         if is_own or issubclass(value, BaseException):
             return f"builtins.{value.__name__}"
+    elif isinstance(value, Pure):
+        return value.name
     elif isinstance(value, types.FunctionType):
         name = value.__code__.co_name
         if name in _OF_TORCH and value.__globals__ is vars(torch):
