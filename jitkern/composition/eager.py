@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,12 +28,16 @@ from jitkern.source.dtypes import DTYPES
 from jitkern.trace.values import Pure
 
 FORMULAS: dict[str, tuple[Definition, Formula]] = {}  # by the names of their ops
-_OF_NUMBERS = {**FOLDED, "div": operator.truediv}
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    **FOLDED, "div": operator.truediv, "inverse": lambda x: x**-1,
+    "inverse_square": lambda x: x**-2,
+}  # fmt: skip
 _REFLECTED = {
     **_OF_NUMBERS, "remainder": operator.mod, "pow": operator.pow, "lt": operator.lt,
     "floor_divide": operator.floordiv, "le": operator.le, "gt": operator.gt, "ne": operator.ne,
     "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
 }  # fmt: skip
+_INVERTING = ("div", "inverse", "inverse_square")
 _DIVISIONS = ("floor_divide", "remainder", "fmod")
 _CLAMPS = ("clamp", "clamp_min", "clamp_max")
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float}
@@ -47,11 +51,10 @@ def applied(one: Node, operands: Sequence[Any], wide: torch.dtype | None = None)
     wide: the dtype of floating-point numbers that become tensors, by default Torch's.
     """
     first, tensors = operands[0], [o for o in operands if isinstance(o, torch.Tensor)]
-    if not tensors and one.op in _OF_NUMBERS and (one.op != "div" or operands[1] != 0):
-        return _OF_NUMBERS[one.op](*operands)
+    python = _REFLECTED if tensors else _OF_NUMBERS
     if not isinstance(first, torch.Tensor):
-        if tensors and one.op in _REFLECTED:  # as Python does
-            return _REFLECTED[one.op](*operands)
+        if one.op in python and (tensors or one.op not in _INVERTING or operands[-1] != 0):
+            return python[one.op](*operands)
         floating = isinstance(first, (float, torch.SymFloat))  # few functions take a number there
         device = tensors[0].device if tensors else None
         first = torch.as_tensor(first, device=device, dtype=wide if floating else None)
@@ -61,8 +64,14 @@ def applied(one: Node, operands: Sequence[Any], wide: torch.dtype | None = None)
         return TABLE[one.op].function(first, *operands[1:])
     name, words = one.value
     function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
-    given = iter([first, *operands[1:]])
-    return function(**{k: ast.literal_eval(text) if text else next(given) for k, text in words})
+    given = iter(operands[1:])
+    named = {k: ast.literal_eval(text) if text else next(given) for k, text in words[1:]}
+    try:
+        return function(operands[0], **named)
+    except TypeError:
+        if first is operands[0]:
+            raise
+        return function(first, **named)
 
 
 @Pure
@@ -104,12 +113,13 @@ def _one(given: Any, number: int = 1) -> Any:
 
 
 def _answered(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    errors = []
     for number in _TRIED:
         try:
             return _answer(name, given, number)
         except RuntimeError as e:
-            error = e
-    raise error
+            errors.append(e)
+    raise errors[0]
 
 
 def _answer(name: str, given: tuple[Any, ...], number: int) -> tuple[Any, ...]:

@@ -42,36 +42,32 @@ def _function(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _composite(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function that is one to PyTorch, which knows its dtypes."""
-    FUNCTIONS[function.__name__] = functools.partial(called, function)
-    return function
-
-
 @_function
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input + alpha other."""
-    return apply("add", input, other) if _is(1, alpha) else called(_add, input, other, alpha=alpha)
-
-
-def _add(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input + alpha * other
+    return (
+        apply("add", input, other)
+        if _is(1, alpha)
+        else called("add", _add, input, other, alpha=alpha)
+    )
 
 
 @_function
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input - alpha other."""
-    return apply("sub", input, other) if _is(1, alpha) else called(_sub, input, other, alpha=alpha)
+    return (
+        apply("sub", input, other)
+        if _is(1, alpha)
+        else called("sub", _sub, input, other, alpha=alpha)
+    )
 
 
-def _sub(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input - alpha * other
+def _add(x: Any, other: Any, *, alpha: Any) -> Any:
+    return x + alpha * other
 
 
-@_function
-def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    """Return other - alpha input."""
-    return sub(other, input, alpha=alpha)
+def _sub(x: Any, other: Any, *, alpha: Any) -> Any:
+    return x - alpha * other
 
 
 @_function
@@ -106,12 +102,6 @@ def pow(input: Any, exponent: Any) -> Any:
 
 
 @_function
-def square(input: Any) -> Any:
-    """Return input²."""
-    return pow(input, 2)
-
-
-@_function
 def where(condition: Any, input: Any, other: Any) -> Any:
     """Return `input` where the condition holds, else `other`."""
     return apply("where", condition, input, other)
@@ -127,126 +117,64 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return apply("clamp", input, min, max)
 
 
-@_composite
-def lerp(input: Any, end: Any, weight: Any) -> Any:
-    """Return input + weight (end - input), as Torch computes it: from the nearer end."""
-    return where(
-        abs(weight) < 0.5, input + weight * (end - input), end - (end - input) * (1 - weight)
-    )
-
-
-@_composite
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    """Return input + value tensor1 tensor2."""
-    return input + value * tensor1 * tensor2
-
-
-@_composite
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    """Return input + value tensor1 / tensor2."""
-    return input + value * tensor1 / tensor2
-
-
-@_composite
-def nan_to_num(input: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
-    """Return input, with these numbers for NaN and the infinities."""
+def _nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     if posinf is None or neginf is None:
         raise TypeError("torch.nan_to_num in a pointwise function needs posinf= and neginf=")
-    finite = where(input == math.inf, posinf, where(input == -math.inf, neginf, input))
-    return where(torch.isnan(input), nan, finite)
+    finite = where(x == math.inf, posinf, where(x == -math.inf, neginf, x))
+    return where(torch.isnan(x), nan, finite)
 
 
-@_function
-def relu(input: Any, inplace: bool = False) -> Any:
-    """Return max(input, 0)."""
-    return apply("relu", input)
-
-
-@_composite
-def silu(input: Any, inplace: bool = False) -> Any:
-    """Return input sigmoid(input)."""
-    return input * torch.sigmoid(input)
-
-
-@_composite
-def gelu(input: Any, approximate: str = "none") -> Any:
-    """Return input Φ(input), where Φ is the normal distribution; or its approximation by tanh."""
+def _gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "none":
-        return 0.5 * input * (1 + torch.erf(input * math.sqrt(0.5)))
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
     if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (input + 0.044715 * (input * input * input))
-        return 0.5 * input * (1 + torch.tanh(inner))
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (1 + torch.tanh(inner))
     raise TypeError(f"F.gelu(approximate={approximate!r}): it is 'none' or 'tanh'")
 
 
-@_composite
-def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """Return log(1 + exp(beta input)) / beta; `input` itself above the threshold."""
+def _softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
     if _is(1, beta):
-        return where(input > threshold, input, apply("softplus", input))
-    scaled = input * beta
-    return where(scaled > threshold, input, apply("softplus", scaled) / beta)
+        return where(x > threshold, x, apply("softplus", x))
+    scaled = x * beta
+    return where(scaled > threshold, x, apply("softplus", scaled) / beta)
 
 
-@_composite
-def logsigmoid(input: Any) -> Any:
-    """Return log(sigmoid(input))."""
-    return -apply("softplus", -input)
+def _elu(x: Any, alpha: Any = 1.0) -> Any:
+    return where(x > 0, x, alpha * torch.expm1(where(x > 0, 0, x)))
 
 
-@_composite
-def mish(input: Any, inplace: bool = False) -> Any:
-    """Return input tanh(softplus(input))."""
-    return input * torch.tanh(apply("softplus", input))
+def _lerp(x: Any, end: Any, weight: Any) -> Any:  # from the nearer end, as Torch does
+    near, far = x + weight * (end - x), end - (end - x) * (1 - weight)
+    return where(abs(weight) < 0.5, near, far)
 
 
-@_composite
-def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
-    """Return input where positive, else alpha (exp(input) - 1)."""
-    return where(input > 0, input, alpha * torch.expm1(where(input > 0, 0, input)))
+def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Any:
+    return where(x <= min_val, min_val, where(x >= max_val, max_val, x))
 
 
-@_composite
-def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    """Return input where positive, else negative_slope input."""
-    return where(input > 0, input, input * negative_slope)
-
-
-@_composite
-def hardtanh(
-    input: Any,
-    min_val: float = -1.0,
-    max_val: float = 1.0,
-    inplace: bool = False,
-) -> Any:
-    """Return input between `min_val` and `max_val`."""
-    return where(input <= min_val, min_val, where(input >= max_val, max_val, input))
-
-
-@_composite
-def relu6(input: Any, inplace: bool = False) -> Any:
-    """Return input between 0 and 6."""
-    return hardtanh(input, 0, 6)
-
-
-@_composite
-def hardsigmoid(input: Any, inplace: bool = False) -> Any:
-    """Return (input + 3) / 6 between 0 and 1."""
-    return hardtanh(input + 3, 0.0, 6.0) / 6
-
-
-@_composite
-def hardswish(input: Any, inplace: bool = False) -> Any:
-    """Return input hardsigmoid(input)."""
-    return input * hardsigmoid(input)
-
-
-@_composite
-def softsign(input: Any) -> Any:
-    """Return input / (1 + |input|)."""
-    return input / (1 + abs(input))
-
-
+# What computes the functions that PyTorch has as one. Parameters have PyTorch's names but for x,
+# which is `input`; `inplace` makes no difference.
+_COMPOSITES: dict[str, Callable[..., Any]] = {
+    "nan_to_num": _nan_to_num, "gelu": _gelu, "softplus": _softplus, "elu": _elu, "lerp": _lerp,
+    "hardtanh": _hardtanh,
+    "addcmul": lambda x, tensor1, tensor2, *, value=1:
+        apply("addcmul", x, tensor1, tensor2, value),
+    "addcdiv": lambda x, tensor1, tensor2, *, value=1:
+        apply("addcdiv", x, tensor1, tensor2, value),
+    "silu": lambda x: x * torch.sigmoid(x),
+    "logsigmoid": lambda x: -apply("softplus", -x),
+    "mish": lambda x: x * torch.tanh(apply("softplus", x)),
+    "leaky_relu": lambda x, negative_slope=0.01:
+        where(x > 0, x, x * negative_slope),
+    "relu6": lambda x: _hardtanh(x, 0, 6),
+    "hardsigmoid": lambda x: _hardtanh(x + 3, 0.0, 6.0) / 6,
+    "hardswish": lambda x: x * (_hardtanh(x + 3, 0.0, 6.0) / 6),
+    "softsign": lambda x: x / (1 + abs(x)), "relu": lambda x: apply("relu", x),
+}  # fmt: skip
+FUNCTIONS.update({name: functools.partial(called, name, f) for name, f in _COMPOSITES.items()})
+FUNCTIONS["rsub"] = lambda x, other, alpha=1: sub(other, x, alpha=alpha)
+FUNCTIONS["square"] = lambda x: pow(x, 2)
 _SAME = {
     "multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "negative": "neg",
     "absolute": "abs", "sgn": "sign", "expit": "sigmoid", "clip": "clamp", "arctan2": "atan2",

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from jitkern.composition.eager import answer, applied
-from jitkern.composition.expression import CONST, INPUT, TO, Node, eager_operands, ordered
+from jitkern.composition.expression import CONST, INPUT, Node, eager_operands, ordered
 from jitkern.composition.launch import given_of
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+from jitkern.composition.table import TABLE
 
 
 def reference_of(name: str, outputs: Sequence[Node], kinds: Sequence[str]) -> Callable[..., Any]:
@@ -39,7 +38,7 @@ def evaluated(
 ) -> list[Any]:
     """Return the expressions of these tensors and numbers, computed by Torch as they stand.
 
-    wide: what conversions to a dtype of floating-point numbers are computed in, after they round.
+    wide: the dtype that floating-point numbers are computed in, by default as they stand.
     """
     results: dict[Node, Any] = {}
     for one in ordered(outputs, eager_operands):
@@ -49,9 +48,10 @@ def evaluated(
             results[one] = one.value
         else:
             operands = [results[arg] for arg in eager_operands(one)]
+            if wide and one.op in TABLE and TABLE[one.op].rule == "float":
+                operands = [o.to(wide) if isinstance(o, torch.Tensor) else o for o in operands]
             result = applied(one, operands, wide)
-            rounded = one.op == TO and wide and result.dtype in _FLOATS
-            results[one] = result.to(wide) if rounded else result
+            results[one] = result.to(wide) if wide and _is_floating(result) else result
     return [results[output] for output in outputs]
 
 

@@ -93,19 +93,22 @@ def node_of(value: Any) -> Node:
     )
 
 
-def called(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Return the symbol of a function of Torch, which is computed as this function says."""
-    result = function(*args, **keywords)
+def called(name: str, function: Callable[..., Any], /, *args: Any, **keywords: Any) -> Any:
+    """Return the symbol of a function of Torch, which another one computes."""
+    keywords.pop("inplace", None)
+    args = (*(keywords.pop(word) for word in ("input",) if word in keywords), *args)
+    given = args[:-1] if isinstance(args[-1], bool) else args  # `inplace`
+    result = function(*given, **keywords)
     if not isinstance(result, Element):
         return result
     operands, words = [], []
-    for name, value in inspect.signature(function).bind(*args, **keywords).arguments.items():
+    for word, value in inspect.signature(function).bind(*given, **keywords).arguments.items():
         literal = value is None or isinstance(value, (bool, str))
-        if name != "inplace":
-            words.append((name, repr(value) if literal else ""))
-            operands += [] if literal else [node_of(value)]
-    what = function.__name__.strip("_"), tuple(words)
-    return Element(expression.node(expression.CALL, result.node, *operands, value=what))
+        words.append((word, repr(value) if literal else ""))
+        operands += [] if literal else [node_of(value)]
+    return Element(
+        expression.node(expression.CALL, result.node, *operands, value=(name, tuple(words)))
+    )
 
 
 def cast(value: Any, dtype: Any) -> Any:
@@ -116,16 +119,20 @@ def cast(value: Any, dtype: Any) -> Any:
     return Element(expression.node(expression.TO, node_of(value), value=code))
 
 
+def _unary(name: str) -> Any:
+    return lambda self: apply(name, self)
+
+
 def _binary(name: str) -> Any:
     def forward(self: Element, other: Any) -> Any:
-        return apply(name, self, other)
+        return FUNCTIONS[name](self, other) if name == "pow" else apply(name, self, other)
 
     return forward
 
 
 def _reflected(name: str) -> Any:
     def backward(self: Element, other: Any) -> Any:
-        return apply(name, other, self)
+        return FUNCTIONS[name](other, self) if name == "pow" else apply(name, other, self)
 
     return backward
 
@@ -151,6 +158,9 @@ class Element:
     __sub__, __rsub__ = _binary("sub"), _reflected("sub")
     __mul__, __rmul__ = _binary("mul"), _reflected("mul")
     __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
+    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
+    __neg__, __abs__, __invert__ = map(_unary, ("neg", "abs", "bitwise_not"))
     __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
     __and__, __rand__ = _binary("bitwise_and"), _reflected("bitwise_and")
     __or__, __ror__ = _binary("bitwise_or"), _reflected("bitwise_or")
@@ -169,29 +179,8 @@ class Element:
     )
     __setitem__ = __delitem__ = _refused("a pointwise function changes nothing in place")
 
-    def __pow__(self, exponent: Any) -> Any:
-        return FUNCTIONS["pow"](self, exponent)
-
-    def __rpow__(self, base: Any) -> Any:
-        return FUNCTIONS["pow"](base, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return apply("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return apply("floor_divide", other, self)
-
-    def __neg__(self) -> Any:
-        return apply("neg", self)
-
     def __pos__(self) -> Any:
         return self
-
-    def __abs__(self) -> Any:
-        return apply("abs", self)
-
-    def __invert__(self) -> Any:
-        return apply("bitwise_not", self)
 
     def __repr__(self) -> str:
         return expression.spelled(self.node, getattr(_running, "names", ()))

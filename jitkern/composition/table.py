@@ -182,6 +182,13 @@ _ROWS = (
         gradient=lambda g, x, low, high, out: _clamped_between(g, x, low, high)),
     Primitive("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
         gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
+    Primitive("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), wraps=True,
+        eager=lambda x, a, b, by: torch.addcmul(x, a, b, value=by),
+        gradient=lambda g, x, a, b, by, out: (g, g * (by * b), g * (by * a), g * (a * b))),
+    Primitive("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2),
+        eager=lambda x, a, b, by: torch.addcdiv(x, a, b, value=by),
+        gradient=lambda g, x, a, b, by, out: (
+            g, g * (by / b), -g * (by * a / (b * b)), g * (a / b))),
     Primitive("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
     Primitive("fmod", 2, "same", "fmod_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
