@@ -155,8 +155,11 @@ class _Writer:
             else:
                 kinds = {CONST: type(one.value).__name__, TO: one.value}
                 kind, deciding = kinds[one.op] if one.op in kinds else one.value[1], ()
-            floating = kind in (*FLOATS, "float") or "A" in map(self._fixed, deciding)
-            self.fixed[one] = "A" if floating else "bool" * (kind == "bool" and one.op != INPUT)
+            if kind == "bool":
+                self.fixed[one] = "bool" * (one.op != INPUT)
+            else:
+                floating = kind in (*FLOATS, "float") or "A" in map(self._fixed, deciding)
+                self.fixed[one] = "A" * floating
         return self.fixed[one]
 
     def _parameter(self, *nodes: Node) -> str:

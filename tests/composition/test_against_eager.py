@@ -151,12 +151,36 @@ def check(seed, device):
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DEFAULTS = [torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]
-OF_ONE = """
-F.silu F.gelu F.softplus F.logsigmoid F.mish F.elu F.leaky_relu F.hardtanh F.relu6 F.hardsigmoid
-F.hardswish F.softsign F.relu torch.sigmoid torch.tanh torch.abs torch.neg torch.square torch.sin
-torch.erf torch.atan torch.exp2 torch.isnan torch.isfinite torch.signbit torch.logical_not
-torch.bitwise_not torch.relu
-""".split()
+OF_ONE = [
+    "F.silu",
+    "F.gelu",
+    "F.softplus",
+    "F.logsigmoid",
+    "F.mish",
+    "F.elu",
+    "F.leaky_relu",
+    "F.hardtanh",
+    "F.relu6",
+    "F.hardsigmoid",
+    "F.hardswish",
+    "F.softsign",
+    "F.relu",
+    "torch.sigmoid",
+    "torch.tanh",
+    "torch.abs",
+    "torch.neg",
+    "torch.square",
+    "torch.sin",
+    "torch.erf",
+    "torch.atan",
+    "torch.exp2",
+    "torch.isnan",
+    "torch.isfinite",
+    "torch.signbit",
+    "torch.logical_not",
+    "torch.bitwise_not",
+    "torch.relu",
+]
 OF_A_LEAF = ["torch.floor({})", "torch.round({})", "torch.sign({})", "({}).int()", "({}).bool()", "({}).long()", "({}).char()",
     "({} % 3)", "({} // 2)", "torch.fmod({}, 2.5)", "({} ** 0.5)", "({} ** -1)", "({} ** -2)", "({} ** 2.0)", "({} ** 3)", "(2 ** {})",
     "(3 - {})", "(2.0 - {})", "(1 / {})", "(7 % {})", "torch.log1p({})", "torch.rsqrt({})"]  # fmt: skip

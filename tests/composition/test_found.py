@@ -84,7 +84,10 @@ def test_samples_are_of_dtypes_that_fit():
         torch.float32,
     }
     assert {args[0].dtype for args in integers.op.sample_inputs("meta")} == {torch.int64}
-    with pytest.raises(RuntimeError, match=r"PyTorch refuses bitwise_and\(x: float32, n: float32\): .*not implemented"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"PyTorch refuses bitwise_and\(x: float32, n: float32\): .*not implemented",
+    ):
         integers(torch.ones(2), torch.ones(2))
 
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import pickle
+import textwrap
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_integers_stay_integers():
     x, flag = torch.tensor([-3, 5, 100], dtype=torch.int8), torch.tensor([True, False, True])
     for got, wanted in zip(pointwise(integers)(x, flag), integers(x, flag)):
         assert got.dtype == wanted.dtype and torch.equal(got, wanted)
-    with pytest.raises(RuntimeError, match="int8 takes no alpha with a fraction"):
+    with pytest.raises(RuntimeError, match="argument alpha must not be a floating"):
         pointwise(lambda x: torch.add(x, x, alpha=0.5))(x)
 
 
@@ -882,6 +883,95 @@ def test_any_byte_but_zero_is_true(device):
         for got, want in zip(function(b, n), of_bools(b, n)):
             assert torch.equal(got, want)
             assert want.dtype != torch.bool or got.view(torch.uint8).max() <= 1
+
+
+@pytest.fixture
+def default():
+    """Set the default dtype, for this test."""
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+def of_integers(x):
+    return x / 3, x * 0.1, torch.sqrt(x), torch.where(x > 1, 0.1, 0.2), torch.exp(x) + 0.1, x > 0.5
+
+
+def test_integers_become_numbers_of_the_default_dtype(default):
+    function, x = pointwise(of_integers), torch.arange(1, 5)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float64, torch.float32):
+        default(dtype)
+        for _ in range(2):
+            for got, want in zip(served(function.op, x), of_integers(x)):
+                torch.testing.assert_close(got, want)  # and dtypes
+        torch.testing.assert_close(function.in_torch(x), of_integers(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bounds", [(), (0.0, 1e9), (-1e8, 1e8), (-2, 100)], ids=str)
+def test_hardtanh_of_integers_is_that_of_torch(bounds):
+    function = pointwise(lambda x: F.hardtanh(x, *bounds))
+    x = torch.tensor([0, 1, -1, 5, -7, 16777217, -16777219, 2**40 + 1])
+    for dtype in (torch.int64, torch.int32):
+        want = F.hardtanh(x.to(dtype), *bounds)
+        got = function(x.to(dtype))
+        assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+REFUSED = {
+    "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "logsigmoid": F.logsigmoid, "mish": F.mish,
+    "elu": F.elu, "leaky_relu": F.leaky_relu, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
+    "inverse": lambda x: x**-1, "hypot": lambda x: torch.hypot(x, x), "lerp": lambda x: torch.lerp(x, x, 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_refuses_is_refused_with_its_words(name):
+    function, x = REFUSED[name], torch.arange(3)
+    with pytest.raises(RuntimeError) as theirs:
+        function(x)
+    with pytest.raises(RuntimeError) as ours:
+        pointwise(lambda values: function(values))(x)  # noqa: PLW0108  the name
+    told = str(ours.value)
+    assert told.startswith(f"{__file__}:") and told.endswith(f": {theirs.value}")
+    assert f"formula: PyTorch refuses {name}(values" in told and "int64" in told
+
+
+def test_the_operands_of_a_refusal_have_their_dtypes():
+    with pytest.raises(RuntimeError, match=r"refuses sub\(x: bool, x & y: bool\): Subtraction"):
+        pointwise(lambda x, y: x - (x & y))(torch.tensor([True]), torch.tensor(True))
+    with pytest.raises(RuntimeError, match=r"refuses sub\(x: bool without dimensions, True\): "):
+        pointwise(lambda x: x - True)(torch.tensor(True))  # noqa: FBT003
+
+
+def test_autocast_and_modes_change_no_dtype():
+    function, x = pointwise(lambda x, y: x * y + 0.5), torch.ones(3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.float16), torch.device("meta"), torch.inference_mode():
+        assert function(x, x).dtype == torch.bfloat16
+
+
+def test_functions_of_modules_may_be_in_place():
+    function = pointwise(lambda x: torch.nn.functional.leaky_relu(x, 0.5, True))  # noqa: FBT003
+    x = torch.tensor([-1.0, 2.0])
+    assert function(x).tolist() == [-0.5, 2.0] and function.in_torch(x).tolist() == [-0.5, 2.0]
+    assert x.tolist() == [-1.0, 2.0]
+    assert pointwise(lambda x: F.silu(input=x, inplace=True))(x).tolist() == F.silu(x).tolist()
+
+
+def test_a_process_with_records_asks_torch_nothing(run_python):
+    code = """
+        import torch
+        from jitkern import pointwise
+        from jitkern.runtime import specializer
+        gated = pointwise(lambda x, y: torch.nn.functional.silu(x) * y)
+        x = torch.ones(64)
+        if {warm}:
+            torch.ones = torch.ones_like = torch.result_type = None  # of which it would ask
+        for _ in range(2):
+            gated(x, x)
+        specializer.settle()
+    """
+    for warm in (False, True):
+        done = run_python(textwrap.dedent(code.format(warm=warm)))
+        assert done.returncode == 0, done.stderr
 
 
 def test_is_pickled_and_copied_as_itself():
