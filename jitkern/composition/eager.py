@@ -40,6 +40,7 @@ _REFLECTED = {
 _INVERTING = ("div", "inverse", "inverse_square")
 _DIVISIONS = ("floor_divide", "remainder", "fmod")
 _CLAMPS = ("clamp", "clamp_min", "clamp_max")
+_LIMITED = (*_DIVISIONS, *_CLAMPS, "pow", "where", "add_scaled", "addcmul")
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float}
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}  # of numbers alone, in kernels
 _TRIED = (1, -(10**9), 10**9)  # in place of numbers, which a function may refuse together
@@ -139,7 +140,8 @@ def _answer(name: str, given: tuple[Any, ...], number: int) -> tuple[Any, ...]:
                     raise RuntimeError(_refusal(function, one, values, e)) from e
                 values[one] = None
     dtypes = {one: _dtype_of(value) for one, value in values.items()}
-    limits, whole, unknown = _limits_of(values, dtypes)
+    whole = not any(dtype is not None and dtype.is_complex for dtype in dtypes.values())
+    limits, whole, unknown = _limits_of(values, dtypes) if whole else ((), False, False)
     whole = whole and None not in values.values()
     types = {name: _common([values[one] for one in of]) for name, of in own.types if whole}
     inputs = [v for o, v in values.items() if o.op == INPUT and _dtype_of(v, number=False)]
@@ -147,7 +149,6 @@ def _answer(name: str, given: tuple[Any, ...], number: int) -> tuple[Any, ...]:
     found |= {*types.values(), *([_common(inputs)] if inputs else [])}
     wide = torch.float64 if torch.float64 in found else torch.float32
     whole = whole and all(dtypes[one].is_floating_point for one in own.floats)
-    whole = whole and not any(dtype.is_complex for dtype in dtypes.values())
     pairs = tuple((n, wide if dtype.is_floating_point else dtype) for n, dtype in types.items())
     outputs = zip(function.outputs, function.likes)
     results = tuple(given[like][0] if like >= 0 else dtypes[one] for one, like in outputs)
@@ -199,21 +200,17 @@ def _limits_of(
     """
     limits, whole, unknown = [], True, False
     for one, dtype in dtypes.items():
-        row = TABLE.get(one.op)
-        if not row or dtype in (None, torch.bool) or dtype.is_complex or row.rule == "float":
-            continue
-        divides, floating = one.op in _DIVISIONS, dtype.is_floating_point
-        if floating and one.op not in _CLAMPS:
+        floating = dtype is not None and dtype.is_floating_point
+        if dtype in (None, torch.bool) or one.op not in (_CLAMPS if floating else _LIMITED):
             continue
         about = torch.finfo(dtype) if floating else torch.iinfo(dtype)
         for place, arg in enumerate(one.args):
-            value = values[arg]
-            if isinstance(value, torch.Tensor) or arg.op == CONST:
-                unknown |= divides and place == 1 and (arg.op != CONST or not value)
-            elif arg.op != INPUT or (isinstance(value, float) and not floating):
+            divides = one.op in _DIVISIONS and place == 1
+            if isinstance(values[arg], torch.Tensor) or arg.op == CONST:
+                unknown |= divides and (arg.op != CONST or not values[arg])
+            elif arg.op != INPUT or (isinstance(values[arg], float) and not floating):
                 whole = False
             else:
-                divisor = divides and place == 1
                 least = 0 if one.op == "pow" else about.min
-                limits.append((arg.value[0], least, about.max, floating, not divisor))
+                limits.append((arg.value[0], least, about.max, floating, not divides))
     return tuple(limits), whole, unknown

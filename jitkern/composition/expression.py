@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 # The operations that are not rows of the table. A call is that of a function of Torch, which is
@@ -57,17 +58,13 @@ def const(value: float) -> Node:
     return node(CONST, value=value)
 
 
-def _operands(one: Node) -> tuple[Node, ...]:
-    return one.args
-
-
 def eager_operands(one: Node) -> tuple[Node, ...]:
     """Return the operands of what a formula calls."""
     return one.args[1:] if one.op == CALL else one.args
 
 
 def ordered(
-    outputs: Iterable[Node], operands: Callable[[Node], tuple[Node, ...]] = _operands
+    outputs: Iterable[Node], operands: Callable[[Node], tuple[Node, ...]] = attrgetter("args")
 ) -> list[Node]:
     """Return every node once, operands first."""
     found: dict[Node, None] = {}

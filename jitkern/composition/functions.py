@@ -42,32 +42,27 @@ def _function(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _scaled(x: Any, other: Any, *, alpha: Any) -> Any:
+    return apply("add_scaled", x, other, alpha)
+
+
 @_function
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input + alpha other."""
+    plain = _is(1, alpha)
     return (
-        apply("add", input, other)
-        if _is(1, alpha)
-        else called("add", _add, input, other, alpha=alpha)
+        apply("add", input, other) if plain else called("add", _scaled, input, other, alpha=alpha)
     )
 
 
 @_function
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input - alpha other."""
-    return (
-        apply("sub", input, other)
-        if _is(1, alpha)
-        else called("sub", _sub, input, other, alpha=alpha)
+    if _is(1, alpha):
+        return apply("sub", input, other)
+    return called(
+        "sub", lambda x, other, alpha: _scaled(x, other, alpha=-alpha), input, other, alpha=alpha
     )
-
-
-def _add(x: Any, other: Any, *, alpha: Any) -> Any:
-    return x + alpha * other
-
-
-def _sub(x: Any, other: Any, *, alpha: Any) -> Any:
-    return x - alpha * other
 
 
 @_function

@@ -335,6 +335,7 @@ def check_gradients(texts, args, default, *, twice):
     got = gradients_of(ours, args, default, twice=twice)
     own = [a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
     for number, (g, w, m) in enumerate(zip(got, want, moved)):
+        g, w, m = (None if one is None else one.detach() for one in (g, w, m))  # noqa: PLW2901
         if g is None or w is None:
             if (w is not None and bool(w.any())) or (g is not None and bool(g.any())):
                 wrong.append(f"gradient {number}: {g}, not {w}")

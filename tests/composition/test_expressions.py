@@ -16,7 +16,7 @@ from jitkern.composition.table import TABLE
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
-SEVERAL = ("addcmul", "addcdiv")  # steps, of which `with_errors` knows the result
+SEVERAL = ("add_scaled", "addcmul", "addcdiv")  # steps, of which `with_errors` knows the result
 ROWS = [
     row
     for row in TABLE.values()

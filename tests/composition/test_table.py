@@ -38,6 +38,8 @@ EITHER_ZERO = {
 
 def operands(row, x, y):
     """Return as many operands as a row takes, of two."""
+    if row.name == "add_scaled":
+        return x, y, 0.5
     return (x > 0, x, y) if row.rule == "where" else (x, y, y, 0.5)[: row.arity]
 
 
@@ -193,7 +195,7 @@ def test_a_row_is_that_of_eager_at_ties_and_at_special_values(row):
     assert_as_eager(
         lambda *args: apply(row.name, *all_of(args)),
         lambda *args: row.function(*all_of(args)),
-        tuples(min(row.arity, 3) - (row.rule == "where")),
+        tuples(min(row.arity, 3) - (row.rule == "where") - (row.name == "add_scaled")),
     )
 
 
@@ -234,6 +236,26 @@ OF_TWO = {
 def test_a_function_is_that_of_eager_at_special_values(function, args):
     """Bounds that are numbers among them: PyTorch shares a tie with a tensor alone."""
     assert_as_eager(function, function, args)
+
+
+@pytest.mark.parametrize("name", [*OF_ONE, *OF_ONE_THAT_IS_NO_NAN])
+def test_in_torch_is_the_function_itself(name):
+    function = {**OF_ONE, **OF_ONE_THAT_IS_NO_NAN}[name]
+    ours = named("itself", lambda x: function(x))  # noqa: PLW0108  it gets a name
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.linspace(-3, 3, 50).to(dtype)
+        got, want = ours.in_torch(x), function(x)
+        assert got.dtype == want.dtype and torch.equal(got.nan_to_num(7), want.nan_to_num(7))
+
+
+@pytest.mark.long
+def test_compiled_functions_are_those_that_are_called():
+    every = [*OF_ONE.values(), *OF_ONE_THAT_IS_NO_NAN.values()]
+    function = named("each", lambda x: tuple(f(x) for f in every))
+    compiled = torch.compile(lambda x: function(x), fullgraph=True, backend="aot_eager")  # noqa: PLW0108
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.linspace(-3, 3, 50).to(dtype)
+        torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
 
 
 @pytest.mark.long
