@@ -122,7 +122,7 @@ def cuda_kernel(
     include: directories for `#include`, beside the file or found like `path`.
     flags, environment, arch_specific: the same as for a declared source.
 
-    Host code in the file (`main`, stdio, `cudaMalloc`) is ignored. Raises DeclarationError.
+    Host code needs nvcc, or `#ifndef __CUDACC_RTC__` around it. Raises DeclarationError.
     """
     source = _source(
         Cuda, path, name, text, include=include, flags=flags, environment=environment,

@@ -24,8 +24,8 @@ _SCOPE = r"(?:inline\s+)?namespace\b\s*(?P<name>[\w:]*)[^{};=]*\{|extern\s*\"\s*
 _NAME = (
     r"(?P<name>(?:\w+\s*(?:<[^{};()]*>\s*)?::\s*)*(?:operator\b[^(]*|~?\w+))\s*(?:<[^{};]*>)?\s*$"
 )
-CLASS = r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
-DEFINE = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
+_CLASS = r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
+_DEFINE = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
 _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 
 
@@ -86,17 +86,12 @@ def line_directive(path: Path) -> str:
 
 def functions_in(text: str, macros: Iterable[str] = ()) -> list[CppFunction]:
     """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
-    shown, declared = declared_in(text, macros)
-    return [function for d in declared if d.function and (function := _function(shown, d))]
-
-
-def declared_in(text: str, macros: Iterable[str] = ()) -> tuple[str, list[CppDeclaration]]:
-    """The text as `code_of` returns it, and its declarations; none if brackets do not balance."""
     shown = code_of(text, macros)
     try:
-        return shown, list(declarations(shown, 0, len(shown)))
+        declared = list(declarations(shown, 0, len(shown)))
     except Unbalanced:
-        return shown, []
+        return []
+    return [function for d in declared if d.function and (function := _function(shown, d))]
 
 
 def kernels_in(text: str, headers: Iterable[str] = ()) -> list[CppFunction]:
@@ -126,7 +121,7 @@ def macros_for(words: set[str], texts: Iterable[str]) -> set[str]:
 def macros_in(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The name and the text of each `#define`."""
     for text in texts:
-        yield from re.findall(DEFINE, text)
+        yield from re.findall(_DEFINE, text)
 
 
 def named(functions: Iterable[CppFunction], name: str) -> list[CppFunction]:
@@ -216,7 +211,6 @@ def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[
 
 
 def _declaration(shown: str, begin: int, end: int, scope: str) -> CppDeclaration:
-    begin = _past(r"(?:\s*(?:public|private|protected)\s*:(?!:))*\s*", shown, begin)
     rest = _past_templates(shown, begin)
     at, sign = _next(shown, rest, end, "={;")
     while sign == "=" and re.search(r"\boperator[^\w(]*$", shown[rest:at]):
@@ -281,7 +275,7 @@ def _past_templates(shown: str, at: int) -> int:
 
 def _is_function(head: str) -> bool:
     """Whether a head (without its template heads) belongs to a function."""
-    return not re.match(CLASS + r"|(?:typedef|using|static_assert|asm)\b", head) and (
+    return not re.match(_CLASS + r"|(?:typedef|using|static_assert|asm)\b", head) and (
         _parameters(head) is not None
     )
 

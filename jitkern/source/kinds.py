@@ -319,7 +319,7 @@ class Source:
 
 
 class Cuda(Source):
-    """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).
+    """`.cu` files of `__global__` functions, compiled by NVRTC (by nvcc if NVRTC refuses them).
 
     Of several files, the file that defines a kernel is compiled for it.
 

@@ -10,7 +10,7 @@ import pytest
 import jitkern.ops
 from jitkern import config, jit
 from jitkern.compilers import compiler_for
-from jitkern.compilers.cuda import host_code, nvrtc_api, ptx, toolkit
+from jitkern.compilers.cuda import nvrtc_api, ptx, stand_ins, toolkit
 from jitkern.compilers.cuda.nvrtc_api import NvrtcProgram
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source.kinds import Cuda, Include, Variant
@@ -297,14 +297,45 @@ TEACHING = """#include <cstdio>
 template <typename T> __global__ void k(T* o, int n) { if (threadIdx.x < n) o[threadIdx.x] = T(1); }
 int main() { float* d; cudaMalloc(&d, 40); k<double><<<1, 10>>>((double*)d, 10); k<float><<<1, 10>>>(d, 10); printf("done\\n"); }
 """
+GUARDED = TEACHING.replace("int main", "#ifndef __CUDACC_RTC__\nint main") + "#endif\n"
 
 
-def test_the_host_half_of_a_file_is_ignored(build, monkeypatch):
+def test_host_code_in_a_guard_needs_no_nvcc(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    entry = build(TEACHING, template=(("T", "f32"),))
+    entry = build(GUARDED, template=(("T", "f32"),))
     assert entry.manifest.compiler["name"] == "nvrtc"
     assert parameters(entry) == ["*f32", "i32"]
-    assert "without the host half" in (entry.path / "compile.log").read_text()
+
+
+def test_host_code_with_neither_a_guard_nor_nvcc_is_told_of(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError) as caught:
+        build(TEACHING, template=(("T", "f32"),))
+    assert 'k.cu(4): error: identifier "cudaMalloc" is undefined' in str(caught.value)
+    assert (
+        "Guard what only the host needs with `#ifndef __CUDACC_RTC__`, or install nvcc: pip"
+        in str(caught.value)
+    )
+
+
+@pytest.mark.long
+@needs_nvcc
+def test_host_code_without_a_guard_goes_to_nvcc(build):
+    entry = build(TEACHING, template=(("T", "f32"),))
+    assert entry.manifest.compiler["name"] == "nvcc"
+    assert parameters(entry) == ["*f32", "i32"]
+
+
+@pytest.mark.parametrize(
+    "helper",
+    ["constexpr int f(int x) { return 2 * x; }", "int f(int x) { return 2 * x; }",
+     "struct S { int v; S(int x) : v(x) {} }; constexpr int f(int x) { return S(x).v; }",
+     "auto f = [](int x) { return x; };"],
+)  # fmt: skip
+def test_a_helper_without_a_mark_is_compiled_for_the_device(build, monkeypatch, helper):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = f"#include <stdio.h>\n{helper}\n__global__ void k(int* o) {{ *o = f(*o); }}"
+    assert build(text).manifest.compiler["name"] == "nvrtc"
 
 
 # The kernel uses what only the host's headers have.
@@ -372,10 +403,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale, "scale"); }
 """
 
 
-def test_torchs_headers_of_the_host_half_are_not_needed(build, monkeypatch):
+@pytest.mark.parametrize("guarded", [True, False])
+def test_torchs_headers_are_stood_in_for_and_its_code_is_guarded(build, monkeypatch, guarded):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    entry = build(OF_TORCH, template=(("scalar_t", "f64"),))
-    assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
+    lines = OF_TORCH.splitlines(keepends=True)
+    lines[5:5] = ["#ifndef __CUDACC_RTC__\n"]
+    lines[8:8] = ["#endif\n"]
+    at = lines.index("torch::Tensor scale(torch::Tensor x, double a) {\n")
+    text = "".join([*lines[:at], "#ifndef __CUDACC_RTC__\n", *lines[at:], "#endif\n"])
+    if guarded:
+        entry = build(text, template=(("scalar_t", "f64"),))
+        assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
+    else:
+        with pytest.raises(CompileError, match=r"(?s)k\.cu\(6\): error: .*__CUDACC_RTC__"):
+            build(OF_TORCH, template=(("scalar_t", "f64"),))
 
 
 @pytest.mark.parametrize("include", ["", "#include <sys/types.h>\n"])
@@ -429,7 +470,7 @@ def test_the_error_by_which_cub_refuses_nvrtc_is_left_out(tmp_path, name):
         '#    error \\\n      "Including <cub/cub.cuh> is not supported"\n#  endif\n#endif\n'
         "#include <cub/block/block_scan.cuh>\n#include <cub/device/device_scan.cuh>\n"
     )
-    text = host_code.of_cub([tmp_path])["cub/cub.cuh"]
+    text = stand_ins.of_cub([tmp_path])["cub/cub.cuh"]
     assert "not supported" not in text and "device_scan" not in text
     assert text.count("endif") == 2 and "#include <cub/block/block_scan.cuh>" in text
 
@@ -479,15 +520,6 @@ def test_what_a_directory_or_a_header_is_missing_for_is_told(build, monkeypatch,
         build("__global__ void k(__half* x) {}")
 
 
-def test_a_host_helper_in_a_kernel_is_told_of(build, monkeypatch):
-    text = "float f(float x) { return x; }\n__global__ void k(float* o) { *o = f(1); }"
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError) as caught:
-        build(text)
-    assert 'k.cu(2): error: identifier "f" is undefined' in str(caught.value)
-    assert "functions without `__global__` or `__device__`" in str(caught.value)
-
-
 @pytest.mark.parametrize("function", ["k(float*)", "k(float *x)"])
 def test_one_of_several_overloads(build, function):
     text = "__global__ void k(float* x) {}\n__global__ void k(double* x) {}"
@@ -511,7 +543,7 @@ def test_probe_names_are_read_whatever_the_kernel_is_called():
 K = "__global__ void k(float* o) { *o = 1; }"
 
 
-@pytest.mark.parametrize("text", ["\ufeff" + K, f"// caf\xe9\n{K}", "\ufeff" + TEACHING])
+@pytest.mark.parametrize("text", ["\ufeff" + K, f"// caf\xe9\n{K}", "\ufeff" + GUARDED])
 def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(build, monkeypatch, text):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     raw = text.encode("utf-8" if text[0] == "\ufeff" else "latin-1")

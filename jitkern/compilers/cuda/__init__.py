@@ -9,13 +9,13 @@ from jitkern._lazy import on_first_use
 if TYPE_CHECKING:
     from jitkern.compilers.cuda import (
         arch_flags as arch_flags,
-        host_code as host_code,
         nvcc as nvcc,
         nvrtc as nvrtc,
         nvrtc_api as nvrtc_api,
         nvrtc_build as nvrtc_build,
         nvrtc_hints as nvrtc_hints,
         ptx as ptx,
+        stand_ins as stand_ins,
         toolkit as toolkit,
     )
 else:

@@ -1,7 +1,7 @@
 """NVRTC, for `__global__` functions: an exact-arch cubin, with no nvcc, no CUDA_HOME and no GPU.
 
-A file with a host half (`main`, stdio, `cudaMalloc`) is compiled without that half. A file whose
-kernels need their host half goes to `nvcc -cubin`.
+What NVRTC refuses goes to `nvcc -cubin`, if there is an nvcc. Code for the host that NVRTC should
+not see is put between `#ifndef __CUDACC_RTC__` and `#endif`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class NvrtcProgram:
         if known >= (12, 9):  # older ones have no cache of their own
             options = [*options, "--no-cache"]
         if known[0] == 12:  # which takes a generic lambda of a kernel for a host function
-            options = [*options, "-default-device"]
+            options = [*dict.fromkeys((*options, "-default-device"))]
         array = _strings(options)
         failed = bool(self._library.nvrtcCompileProgram(self._handle, len(options), array))
         return failed, self.text("ProgramLog")

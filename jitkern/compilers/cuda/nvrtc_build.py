@@ -1,4 +1,4 @@
-"""Compile with NVRTC: the whole file first, then only its device half, then with nvcc."""
+"""Compile with NVRTC: the file as it is, then with stand-ins for host headers, then with nvcc."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import ctypes
 import itertools
 import json
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jitkern.compilers import cuda, dependencies
 from jitkern.compilers.cpp import functions
-from jitkern.compilers.cuda import arch_flags, host_code, ptx, toolkit
-from jitkern.compilers.cuda.host_code import DeviceHalf, device_half
+from jitkern.compilers.cuda import arch_flags, ptx, stand_ins, toolkit
 from jitkern.compilers.cuda.nvrtc_api import (
-    UNDEFINED,
-    UNKNOWN_OPTION,
     NvrtcProgram,
     build_id,
     check_arch,
@@ -47,8 +43,6 @@ _LEFT_OUT = (
 )
 _LEFT_OUT_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
 _OTHER_INT64 = r'redeclaration of type name "u?int(?:64|ptr)_t"'
-_ERROR_LINE = r"(?m)^(.+?)\((\d+)\): (?:catastrophic )?error:"
-_NO_FILES = {"__nv_name_map", "jitkern probe"}
 _EXTERN = r"extern declaration of the entity (\w+) is treated as a static definition"
 
 
@@ -71,26 +65,22 @@ def build(
     _refuse_arch(variant, target)
     text = cpp_text.read(variant.source.paths[0])
     kernel = _kernel_of(variant, text, closure)
-    attempt = _Attempt(variant, target, closure, staging, library, kernel, flags)
-    built, output = attempt.build(DeviceHalf(text, {}))
-    part = None
+    attempt = _Attempt(variant, target, closure, staging, library, kernel, flags, text)
+    built, output = attempt.build()
     if not built:
-        part = device_half(variant.source, closure)
-        part = part if _needs(output, variant.source.paths[0], text, part) else None
-        built, output = attempt.build_half(part) if part else (None, output)
-    if built:
-        return built
-    return _with_nvcc(attempt, output, text, flags, half=part is not None)
+        headers = stand_ins.headers_for(closure)
+        built, output = attempt.build(headers)
+        if re.search(_OTHER_INT64, output):
+            built, output = attempt.build(headers, int64="long long")
+    return built or _with_nvcc(attempt, output, text, flags)
 
 
-def _with_nvcc(
-    attempt: _Attempt, output: str, text: str, flags: Sequence[str], *, half: bool
-) -> Built:
-    """Build with nvcc a file that NVRTC refused, if nvcc may help. Raises CompileError."""
+def _with_nvcc(attempt: _Attempt, output: str, text: str, flags: Sequence[str]) -> Built:
+    """Build with nvcc, if there is one, a file that NVRTC refused. Raises CompileError."""
     variant, target, kernel = attempt.variant, attempt.target, attempt.kernel
     nvcc = cuda.nvcc.nvcc_for(target)
-    if not nvcc or not (half or missing_header(output) or re.search(UNKNOWN_OPTION, output)):
-        hint = cuda.nvrtc_hints.hint(variant, target, text, output, half=half)
+    if not nvcc:
+        hint = cuda.nvrtc_hints.hint(variant, target, text, output)
         raise compile_error(variant, target, attempt.command, output, hint)
     try:
         return cuda.nvcc.compile_unit(
@@ -119,54 +109,45 @@ class _Kernel(NamedTuple):
 
 
 class _Attempt:
-    """One variant to build with NVRTC, from the whole file or from its device half."""
+    """One variant to build with NVRTC, with or without stand-ins for headers."""
 
     def __init__(
         self, variant: Variant, target: Target, closure: Closure, staging: Path,
-        library: ctypes.CDLL, kernel: _Kernel, flags: Sequence[str],
+        library: ctypes.CDLL, kernel: _Kernel, flags: Sequence[str], text: str,
     ) -> None:  # fmt: skip
         source = variant.source
         self.variant, self.target, self.kernel = variant, target, kernel
         self.closure, self.staging = closure, staging
         self._library = library
+        self._text = f"{text}\n{ptx.PROBE}"
         self._options = [f"-arch={target.arch}", ptx.VERBOSE, *_for_nvrtc(flags)]
         self._toolkit = toolkit.include_directories(target.cuda_version[0])
         directories = [*(Path(root.path) for root in source.roots), *self._toolkit]
         self._options += [f"-I{directory}" for directory in directories]
-        self._headers = host_code.of_cub(directories)
+        self._headers = stand_ins.of_cub(directories)
         self._numbers = itertools.count()
         self.command = ["nvrtc", *self._options, kernel.name]
 
-    def build_half(self, half: DeviceHalf) -> tuple[Built | None, str]:
-        """Build the device half, leaving out more host declarations as NVRTC refuses them."""
-        built, output = self.build(half)
-        if re.search(_OTHER_INT64, output):
-            half = half._replace(int64="long long")
-            built, output = self.build(half)
-        while not built:
-            less = half.without(_error_lines(output)[str(self.variant.source.paths[0])])
-            if less == half:
-                break
-            built, log = self.build(less)
-            if half.lost(less).intersection(re.findall(UNDEFINED, log)):
-                break  # a kernel needs it
-            half, output = less, log
-        return built, output
+    def build(
+        self, host: Mapping[str, str] | None = None, int64: str = "long"
+    ) -> tuple[Built | None, str]:
+        """The result, or None if NVRTC refused the file; and NVRTC's log. Raises CompileError.
 
-    def build(self, unit: DeviceHalf) -> tuple[Built | None, str]:
-        """The result, or None if NVRTC refused the file; and NVRTC's log. Raises CompileError."""
+        host: stand-ins for headers of the host. With them, code without a mark is the device's, as
+        nvcc has it for `constexpr` functions.
+        """
         variant, kernel = self.variant, self.kernel
         name = f"/jitkern/{variant.source.files[0]}"
         trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails if the file exists
-        text, expressions = f"{unit.text}\n{ptx.PROBE}", (kernel.name, kernel.probe)
-        headers = {**self._headers, **unit.headers}
-        program = NvrtcProgram(self._library, text, name, expressions, headers)
+        expressions = (kernel.name, kernel.probe)
+        headers = {**self._headers, **(host or {})}
+        added = ["-default-device", *stand_ins.options(int64)] if host else []
+        program = NvrtcProgram(self._library, self._text, name, expressions, headers)
         try:
-            options = [*self._options, *unit.options, f"-fdevice-time-trace={trace}"]
+            options = [*self._options, *added, f"-fdevice-time-trace={trace}"]
             failed, output = program.compile(options)
             output = output.replace(name, str(variant.source.paths[0]))
-            note = "(without the host half of the file)\n" if unit.headers else ""
-            write_log(self.staging, self.command, note + output, unseen=True)
+            write_log(self.staging, [*self.command, *added], output, unseen=True)
             if failed:
                 return None, output
             assembly = program.text("PTX")
@@ -219,29 +200,6 @@ def _refuse_unreadable(variant: Variant, names: Sequence[str]) -> None:
                 "be identified: rename the folder",
                 op=variant.op,
             )
-
-
-def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
-    """Whether NVRTC may have refused the host half: a header, or lines that belong to host code."""
-    marked = "error: unrecognized token" in output  # a byte order mark of a header
-    implied = any(map(host_code.is_implied, re.findall(UNDEFINED, output)))
-    if marked or missing_header(output) or implied:
-        return True
-    rows = zip(text.splitlines(), half.text.splitlines())
-    host = {number for number, (row, new) in enumerate(rows, 1) if row != new}
-    places = _error_lines(output)
-    errors = places.pop(str(path), set())
-    if places.keys() - _NO_FILES:  # a header
-        return True
-    return not host.isdisjoint(errors) or half.without(errors) != half
-
-
-def _error_lines(output: str) -> defaultdict[str, set[int]]:
-    """The line numbers of the errors in each file."""
-    lines: defaultdict[str, set[int]] = defaultdict(set)
-    for file, line in re.findall(_ERROR_LINE, output):
-        lines[file].add(int(line))
-    return lines
 
 
 def _for_nvrtc(flags: Sequence[str]) -> list[str]:

@@ -13,24 +13,22 @@ from jitkern.target import Target
 
 _HEADERS = (("__half", "fp16"), ("__nv_bfloat16", "bf16"), ("__nv_fp8", "fp8"))
 _OF_ONE_ARCH = r"not supported on \.target|requires \.target"
+_NO_KERNEL = r"cannot form address of a non-__global__"
+_NO_NAMESPACE = 'name followed by "::"'
 _UNRESOLVED = r"Unresolved extern function '(\w+)'"
 
 
-def hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
-    """A hint for NVRTC's error if there is no nvcc, or ""."""
+def hint(variant: Variant, target: Target, text: str, output: str) -> str:
+    """A hint for NVRTC's error if there is no nvcc."""
+    install = nvcc.why_not(target)
     if unknown := re.search(UNKNOWN_OPTION, output):
         flag = unknown.group(1) or "--extended-lambda"
-        return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
+        return f"NVRTC does not know `{flag}`; for a flag of nvcc, {install}"
     advice = remedy(variant, target, text, output)
-    if missing_header(output) and not _wheel(output, target):
-        return f"{advice}, or as NVRTC has no host headers, {nvcc.why_not(target)}"
-    if half and not advice:
-        return (
-            "Only the device half of this file was compiled: functions without `__global__` or "
-            "`__device__`, and host headers, were left out. If a kernel needs them, "
-            + nvcc.why_not(target)
-        )
-    return advice
+    if advice and (not missing_header(output) or _wheel(output, target)):
+        return advice
+    guard = f"Guard what only the host needs with `#ifndef __CUDACC_RTC__`, or {install}"
+    return f"{advice}. {guard}" if advice else guard
 
 
 def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
@@ -73,9 +71,10 @@ def _missing_kernel(variant: Variant, text: str, output: str) -> str:
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
     kernels = cpp_text.kernels_in(text)
     if undefined and not cpp_text.named(kernels, variant.function):
-        is_of_the_host = re.search(rf"\bvoid\s+{re.escape(name)}\s*\(", text)
-        return no_kernel(variant) if is_of_the_host else no_function(variant, kernels)
-    return missing_function(variant, kernels)
+        return no_function(variant, kernels)
+    if re.search(_NO_KERNEL, output):
+        return no_kernel(variant)
+    return missing_function(variant, kernels) if _NO_NAMESPACE in output else ""
 
 
 def _wheel(output: str, target: Target) -> str:

@@ -17,6 +17,7 @@ using namespace std;
 
 __global__ void saxpy(int n, float a, float *x, float *y);
 static const int THREADS = 256;
+#ifndef __CUDACC_RTC__
 std::vector<float> history;
 int runs = 0;
 
@@ -37,6 +38,7 @@ int main() {
   CHECK(cudaFree(x));
   CHECK(cudaFree(y));
 }
+#endif
 
 __global__ void saxpy(int n, float a, float *x, float *y) {
   int stride = blockDim.x * gridDim.x;

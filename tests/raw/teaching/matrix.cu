@@ -10,10 +10,12 @@ __constant__ float weights[4] = {1.f, 2.f, 3.f, 4.f};
 struct Matrix {
   int width, height;
   float *elements;
+#ifndef __CUDACC_RTC__
   Matrix(int w, int h) : width(w), height(h) {
     if (cudaMalloc(&elements, w * h * sizeof(float)) != cudaSuccess) fprintf(stderr, "no memory\n");
   }
   ~Matrix() { cudaFree(elements); }
+#endif
   BOTH float at(int row, int column) const { return elements[row * width + column]; }
 };
 
@@ -27,6 +29,7 @@ __global__ void weighted(float *out, const float *x, int64_t n) {
 }
 }  // namespace demo
 
+#ifndef __CUDACC_RTC__
 std::string describe(const Matrix &m) { return std::to_string(m.width) + R"(x{)"; }
 
 #ifdef PROFILE
@@ -40,4 +43,5 @@ int main() {
 #endif
   printf("%s\n", describe(m).c_str());
 }
+#endif
 #endif

@@ -25,6 +25,7 @@ __global__ void reduce(T *g_idata, T *g_odata, unsigned int n) {
   if (tid == 0) g_odata[blockIdx.x] = sdata[0];
 }
 
+#ifndef __CUDACC_RTC__
 extern "C" bool isPow2(unsigned int x) { return ((x & (x - 1)) == 0); }
 
 template <class T>
@@ -41,3 +42,4 @@ int main(int argc, char **argv) {
   checkCudaErrors(cudaMalloc(&in, 4096));
   launch<float>(1024, in, out);
 }
+#endif

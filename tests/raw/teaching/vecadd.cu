@@ -10,6 +10,7 @@ __global__ void vecadd(const float *a, const float *b, float *c, int n) {
   if (i < n) c[i] = a[i] + b[i];
 }
 
+#ifndef __CUDACC_RTC__
 int main(void) {
   float a[N], b[N], c[N];
   float *d_a, *d_b, *d_c;
@@ -25,3 +26,4 @@ int main(void) {
   cudaFree(d_a); cudaFree(d_b); cudaFree(d_c);
   return EXIT_SUCCESS;
 }
+#endif
