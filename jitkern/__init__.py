@@ -20,8 +20,11 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.composition.pointwise import compose as compose, pointwise as pointwise
     from jitkern.config import Config as Config, using as using
     from jitkern.devtools.roofline import roofline as roofline
-    from jitkern.dropin.api import load as load, load_inline as load_inline
-    from jitkern.dropin.patch import patch_extensions as patch_extensions
+    from jitkern.dropin.patch import (
+        load as load,
+        load_inline as load_inline,
+        patch_extensions as patch_extensions,
+    )
     from jitkern.errors import (
         CacheError as CacheError,
         CompileError as CompileError,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         LaunchError as LaunchError,
         LoadError as LoadError,
         NotCached as NotCached,
-        NotSupported as NotSupported,
         SettingError as SettingError,
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
@@ -70,8 +72,8 @@ _HOMES = {
     "PagedCache": "kernels_src.paged_decode.paged_cache",
     "quantize_linears": "kernels_src.linears",
     "Target": "target",
-    "load": "dropin.api",
-    "load_inline": "dropin.api",
+    "load": "dropin.patch",
+    "load_inline": "dropin.patch",
     "on_compile": "cache.events",
     "compose": "composition.pointwise",
     "cpp_kernel": "raw.from_file",
@@ -93,7 +95,6 @@ _HOMES = {
     "CompilerNotFound": "errors",
     "CompileError": "errors",
     "LoadError": "errors",
-    "NotSupported": "errors",
     "LaunchError": "errors",
     "KVCacheFull": "errors",
     "CacheError": "errors",

@@ -7,7 +7,6 @@
     ├── CompilerNotFound                     the compiler for a source is not on this machine
     ├── CompileError                         the compiler refused the source
     ├── LoadError                            a whole artifact could not be loaded
-    ├── NotSupported (NotImplementedError)   only Torch's own `load` does such a build
     ├── LaunchError                          a launch function called its kernel wrongly
     ├── KVCacheFull                          a PagedCache has no room for what was asked
     └── CacheError                           the cache cannot be read or written
@@ -82,10 +81,6 @@ class LoadError(JitkernError):
     """
 
     whole: bool = False
-
-
-class NotSupported(JitkernError, NotImplementedError):
-    """A build is of a kind that jitkern does not do, such as SYCL; Torch's own `load` may do it."""
 
 
 class LaunchError(JitkernError):

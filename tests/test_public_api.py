@@ -9,7 +9,7 @@ NAMES = {
     "KVCacheFull", "PagedCache", "quantize_linears",
     "AsyncScalar", "BlockSparseMask", "LossMeter", "cross_entropy_in_place", "flash_attention",
     "Cache", "CacheError", "CompileError", "CompilerNotFound", "Config", "DeclarationError", "JitkernError", "LaunchError", "LoadError",
-    "NotCached", "SettingError", "Target", "TargetError", "NotSupported", "UntrustedCache", "cache_tools", "compose", "cpp_kernel", "cuda_kernel", "declare", "load", "load_inline", "on_compile", "ops", "patch_extensions", "patch_triton", "pointwise", "prewarm", "roofline", "stats", "triton_kernel", "using",
+    "NotCached", "SettingError", "Target", "TargetError", "UntrustedCache", "cache_tools", "compose", "cpp_kernel", "cuda_kernel", "declare", "load", "load_inline", "on_compile", "ops", "patch_extensions", "patch_triton", "pointwise", "prewarm", "roofline", "stats", "triton_kernel", "using",
 }  # fmt: skip
 
 

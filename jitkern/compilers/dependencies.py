@@ -1,31 +1,29 @@
 """Compare the files that the tools of a build opened, by their own lists, with the key.
 
-The compiler lists its headers, GNU's assembler the files of `.incbin` and `.include`, and the
-linker the objects, archives and scripts that it read.
+The compiler lists its headers, GNU's assembler its files, and the linker the objects, archives and
+scripts that it read.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jitkern.errors import CompileError
 from jitkern.source import includes
 from jitkern.source.closure import Closure
+from jitkern.source.flags import is_loaded
 from jitkern.source.kinds import Source
 
-UNLISTED = (
-    "it uses .incbin or .include of the assembler, and this compiler does not list the files that "
-    "these read, so the cache key cannot cover them: write out their names in the text, or compile "
-    "with g++ and no -flto"
-)
 _LINKED = "linked.d"
 LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
-_READING_PROFILES = ("-fprofile-use", "-fprofile-instr-use", "-fbranch-probabilities")
-_PROFILES = ("-fprofile-use=", "-fprofile-instr-use=", "-fprofile-dir=")
 READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "-z")
+
+
+class Uncovered(CompileError):
+    """A tool opened a file that the key does not cover."""
 
 
 def listing(unit: str, *, gcc: bool, nvcc: bool = False) -> list[str]:
@@ -63,19 +61,15 @@ def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:
     files = {path for unit in units for path in _listed(folder, f"{unit}.d")}
     later = {path for unit in units for path in _listed(folder, f"{unit}.s.d")}
     later |= {*_listed(folder, _LINKED)}  # the compiler's temporary files are gone by now
-    files |= {path for path in later if path.is_file() and not includes.is_loaded(path)}
+    files |= {path for path in later if path.is_file() and not is_loaded(path)}
     own = folder.resolve()
     inside = {above: above.resolve().is_relative_to(own) for above in {p.parent for p in files}}
     return sorted(path for path in files if not inside[path.parent])
 
 
-def check_unreported(
-    folder: Path, unit: str, flags: Sequence[str], texts: Collection[bytes], op: str
-) -> None:
-    """Raise CompileError if a tool may have read files that it did not list."""
-    if hides_binaries(folder, [unit], flags, texts):
-        raise CompileError(f"{op}: {UNLISTED}", op=op)
-    reads = [flag for flag in flags if flag.startswith((*READ_BY_LINKERS, "@")) or flag[:1] != "-"]
+def check_linker(folder: Path, flags: Sequence[str], op: str) -> None:
+    """Raise CompileError if a linker may have read files that it did not list."""
+    reads = [flag for flag in flags if flag.startswith(READ_BY_LINKERS) or flag[:1] != "-"]
     if reads and not (folder / _LINKED).is_file():
         raise CompileError(
             f"{op}: the flag `{reads[0]}` may have the linker read files, and this linker does not "
@@ -85,31 +79,6 @@ def check_unreported(
         )
 
 
-def refuse_profiles(flags: Sequence[str], op: str) -> None:
-    """Raise CompileError for profiles in a directory: compilers do not list their files."""
-    words = list(includes.expanded(flags))
-    if not any(flag.startswith(_READING_PROFILES) for flag in words):
-        return
-    for path in includes.paths_after(_PROFILES, words):
-        if not Path(path).is_file():
-            raise CompileError(
-                f"{op}: its flags read profiles from {path}, which is not a file, "
-                "and the compiler does not list its profiles, so the cache key cannot cover them: "
-                "name the file, as in -fprofile-use=/path/of/kernel.gcda",
-                op=op,
-            )
-
-
-def hides_binaries(
-    folder: Path, units: Iterable[str], flags: Iterable[str], texts: Iterable[bytes]
-) -> bool:
-    """Whether the assembler read files that neither a text nor the assembler names."""
-    if not any(map(includes.pastes_unnamed, texts)):
-        return False
-    late = any(flag.startswith("-flto") for flag in flags)  # the linker assembles
-    return late or not all((folder / f"{unit}.s.d").is_file() for unit in units)
-
-
 def check(
     source: Source,
     closure: Closure,
@@ -117,38 +86,22 @@ def check(
     toolchain: Iterable[str | Path],
     op: str,
 ) -> None:
-    """Raise CompileError for a file that a tool opened and that the key does not cover.
-
-    Also for a `__has_include` of a macro, which may ask for an absolute path.
-    """
+    """Raise Uncovered for a file that a tool opened and that the key does not cover."""
     for path in beyond(source, closure, opened, toolchain):
-        raise CompileError(
+        raise Uncovered(
             f"{op}: the compiler opened {path}, which the cache key does not cover. "
-            f"{_remedy(source, path)}",
+            f"{_remedy(path)}",
             op=op,
         )
-    for path in sorted(closure.paths):
-        if includes.probes_anywhere(path.read_bytes()):
-            raise CompileError(
-                f"{op}: {path} has a `__has_include` of a macro, which may name an absolute path "
-                "that the cache key does not cover: write the header's name into `__has_include`",
-                op=op,
-            )
 
 
-def _remedy(source: Source, path: Path) -> str:
+def _remedy(path: Path) -> str:
     if path.suffix == ".gch":
         return "It is a precompiled header, and compilers do not list those: delete it"
-    own = (Path(root.path).resolve() for root in source.roots if not root.version)
-    if any(map(path.is_relative_to, own)):
-        return (
-            "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
-            "by its whole path in flags"
-        )
     folder = repr(str(path.parent))
     return (
-        f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
-        f"Include({folder}, version=...); else name it by its whole path in flags"
+        "Name it by its whole path in flags, or where it is a header, by an `#include` and its "
+        f"directory: include=[{folder}], or Include({folder}, version=...)"
     )
 
 

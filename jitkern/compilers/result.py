@@ -216,15 +216,14 @@ def _excerpt(output: str, at: int) -> str:
     return ""
 
 
-def first_hint(said: str, hints: Iterable[tuple[str, str]], **words: str) -> str:
+def first_hint(said: str, hints: Iterable[tuple[str, str]]) -> str:
     """The hint of the first pattern that is found in what a tool said, or "".
 
-    hints: patterns and hints, in which {0} is the first group that matched. words: more of them.
+    hints: patterns and hints, in which {0} is the first group that matched.
     """
     for pattern, hint in hints:
         if match := re.search(pattern, said, re.MULTILINE):
-            part = next(filter(None, match.groups()), "")
-            return hint.format(part, **{name: word.format(part) for name, word in words.items()})
+            return hint.format(next(filter(None, match.groups()), ""))
     return ""
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from jitkern import config, dropin
 from jitkern.dropin import memo
-from jitkern.errors import NotSupported
-from jitkern.source.build_environment import ENVIRONMENT
+from jitkern.source.flags import ENVIRONMENT, NotSupported
 
 Paths = Sequence["str | os.PathLike[str]"]
 
@@ -44,9 +43,11 @@ def load_inline(
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
     and `use_pch` change nothing. Raises ValueError for `functions` of another type and for a name
-    that no module can have, TypeError for flags that are a string or a set, NotSupported for SYCL
-    and for sources for ROCm, TargetError if no arch is known, CompileError, CompilerNotFound,
-    NotCached, LoadError, CacheError.
+    that no module can have, TypeError for flags that are a string or a set, TargetError if no arch
+    is known, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+
+    Torch's own function builds, with a warning and without the cache, what the key cannot cover:
+    SYCL, sources for ROCm, and flags and directives that read files which are not in the key.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)

@@ -16,12 +16,13 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, is_outdated, names_of
+from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, names_of
 from jitkern.dropin import memo
-from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached, NotSupported
+from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
 from jitkern.source import includes
+from jitkern.source.flags import NotSupported, words
 from jitkern.source.kinds import CUDA_SUFFIXES, Variant
 from jitkern.target import Target
 
@@ -62,9 +63,9 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
         if new:
             raise
         _log.warning("%s; compiling it again", e)
-        entry, new = _again(variant, target), True
+        entry, new = jit.ensure(variant, target, refresh=True), True
         result = _opened(source, entry)
-    absent = _absent(source, entry) if key else None
+    absent = _absent(source) if key else None
     if source.output == "program":
         result = str(_runnable(Path(result)))
     elif key and absent is not None:
@@ -89,11 +90,11 @@ def source_of(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     if with_cuda and torch.version.hip:
         raise NotSupported("sources for ROCm are compiled by torch.utils.cpp_extension alone")
     kinds = ("cflags", "cuda_cflags", "ldflags")
-    flags = {name: tuple(includes.words(call[name])) for name in kinds}
+    flags = {name: tuple(words(call[name])) for name in kinds}
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
     if build_directory:
         base = os.path.abspath(build_directory)  # noqa: PTH100
-        flags = {name: tuple(_placed(words, base)) for name, words in flags.items()}
+        flags = {name: tuple(_placed(given, base)) for name, given in flags.items()}
         same["include"] = [*call["include"], *((base,) if call["texts"] else ())]
     both: dict[str, Any] = {**flags, **same}
     source = Inline(files, with_cuda=with_cuda, places=places, **both)
@@ -126,20 +127,13 @@ def target_of(source: Inline) -> Target:
 def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
     """The entry, and whether it was compiled just now."""
     try:
-        entry, new = jit.ensure_and_tell(variant, target)
+        return jit.ensure_and_tell(variant, target)
     except NotCached as e:
         raise NotCached(
             str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
             "where compiling is allowed, and with this cache or one that becomes a layer of it",
             path=e.path,
         ) from None
-    assert isinstance(variant.source, Inline)
-    outdated = not new and is_outdated(variant.source, entry)
-    return (_again(variant, target), True) if outdated else (entry, new)
-
-
-def _again(variant: Variant, target: Target) -> Entry:
-    return jit.ensure(variant, target, refresh=True)
 
 
 def _opened(source: Inline, entry: Entry) -> Any:
@@ -154,12 +148,12 @@ def _opened(source: Inline, entry: Entry) -> Any:
         raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{hint}") from e
 
 
-def _absent(source: Inline, entry: Entry) -> list[str] | None:
+def _absent(source: Inline) -> list[str] | None:
     """The paths that must stay absent, if the call alone determines all else; None if it does not.
 
     None says that the entry depends on files, which must be read at each call.
     """
-    if entry.manifest.meta["opened"] or source.places:
+    if source.places:
         return None
     closure = compiler_for(source).closure(source)
     if closure.absent is None or closure.files.keys() - {*source.files}:

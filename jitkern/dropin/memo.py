@@ -20,7 +20,7 @@ from jitkern.cache import events, records
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.loading import LOADED, library
-from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS, names_no_file
+from jitkern.source.flags import ENVIRONMENT, NVCC_FLAGS, names_no_file
 from jitkern.target import Target, processor_for, this_abi
 
 _SCHEMA = 5  # bump when the meaning of a request or of a record changes

@@ -1,4 +1,7 @@
-"""Programs that call `load` and `load_inline` of Torch themselves, through the cache."""
+"""`load` and `load_inline`, which leave to Torch what the cache cannot hold.
+
+Also `patch_extensions`, for programs that call Torch's own functions.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from jitkern import config
 from jitkern._fork import after_fork
 from jitkern.dropin import api
-from jitkern.errors import NotCached, NotSupported
+from jitkern.errors import NotCached
+from jitkern.source.flags import NotSupported
 from jitkern.target import unsupported
 
+F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _patches: list[ExtensionPatch] = []
@@ -44,20 +49,19 @@ class ExtensionPatch(AbstractContextManager["ExtensionPatch"]):
 def patch_extensions() -> ExtensionPatch:
     """Have `torch.utils.cpp_extension.load` and `load_inline` build through the cache.
 
-    They become `jitkern.load` and `jitkern.load_inline`, with the errors of these. Torch still
-    builds what jitkern cannot (SYCL, ROCm, on other systems than Linux with glibc), with a warning;
-    under JITKERN_COMPILE=never that is NotCached. Modules that have imported the functions by name
-    keep Torch's, and a warning names them. Holds in this process and its forks until `undo()`, or
-    to the end of a `with`.
+    They become `jitkern.load` and `jitkern.load_inline`, with the errors of these. Torch builds all
+    that these leave to it, and everything on other systems than Linux with glibc. Modules that have
+    imported the functions by name keep Torch's, and a warning names them. Holds in this process and
+    its forks until `undo()`, or to the end of a `with`.
     """
     from torch.utils import cpp_extension
 
     patch = ExtensionPatch()
     with _lock:
         if not _patches:
-            for name in ("load", "load_inline"):
-                original = getattr(cpp_extension, name)
-                _replaced[name] = original, _through_the_cache(name, original)
+            for drop_in in (load, load_inline):
+                original = getattr(cpp_extension, name := drop_in.__name__)
+                _replaced[name] = original, _through_the_cache(drop_in, original)
             _warn_of_holders(cpp_extension)
             for name, (_, ours) in _replaced.items():
                 setattr(cpp_extension, name, ours)
@@ -78,27 +82,46 @@ def _warn_of_holders(cpp_extension: object) -> None:
         )
 
 
-def _through_the_cache(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _through_the_cache(drop_in: F, original: Callable[..., Any] | None = None) -> F:
+    """Return a drop-in that stands in the place of Torch's `original` while a patch holds."""
+    name = drop_in.__name__
+
+    @functools.wraps(original or drop_in)
     def build(*args: Any, **keywords: Any) -> Any:
-        if not _patches:  # a module has kept this function
+        if original and not _patches:  # a module has kept this function
             return original(*args, **keywords)
-        why: object = unsupported()
-        if not why:
-            try:
-                return getattr(api, name)(*args, **keywords)
-            except NotSupported as e:
-                why = e
-        what = (*args, keywords.get("name"))[0]
-        if config.current().compile == "never":
-            raise NotCached(
-                f"`{what}` is never in the cache: {why}. Torch would compile it, and compiling is "
-                "off (JITKERN_COMPILE=never): allow it, or load a library that was built before"
-            )
-        _log.warning("`%s` is left to Torch, which builds it without the cache: %s", what, why)
-        return original(*args, **keywords)
+        return _built(name, args, keywords, unsupported() if original else "", original)
 
-    return build
+    return config.hide_internal_frames(build)  # type: ignore[return-value]
 
 
+def _built(
+    name: str, args: Sequence[Any], keywords: Mapping[str, Any], why: str = "", original: Any = None
+) -> Any:
+    """Build through the cache; what it cannot hold by Torch's own function, with a warning.
+
+    why: the reason for the latter, if it is known. Raises NotCached if it compiles and must not.
+    """
+    if not why:
+        try:
+            return getattr(api, name)(*args, **keywords)
+        except NotSupported as e:
+            why = str(e)
+    what = (*args, keywords.get("name"))[0]
+    if config.current().compile == "never":
+        raise NotCached(
+            f"`{what}` is never in the cache: {why}. Torch would compile it, and compiling is "
+            "off (JITKERN_COMPILE=never): allow it, or load a library that was built before"
+        )
+    _log.warning("`%s` is left to Torch, which builds it without the cache: %s", what, why)
+    if original is None:
+        from torch.utils import cpp_extension
+
+        original = getattr(cpp_extension, name)
+        replaced, ours = _replaced.get(name, (None, None))
+        original = replaced if original is ours else original
+    return original(*args, **keywords)
+
+
+load, load_inline = _through_the_cache(api.load), _through_the_cache(api.load_inline)
 after_fork(_lock)

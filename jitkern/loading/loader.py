@@ -135,7 +135,7 @@ def _shared_libraries(source: Extension) -> Iterator[str]:
         file = name[1:] if name[:1] == ":" else f"lib{name}.so"
         paths = (os.path.join(folder, file) for folder in source.library_folders)  # noqa: PTH118
         found = next(filter(os.path.isfile, paths), "") if name != word else ""
-        if found and source_room.includes.is_loaded(found):  # rather than a script of the linker
+        if found and source_room.flags.is_loaded(found):  # rather than a script of the linker
             yield found
 
 

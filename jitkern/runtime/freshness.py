@@ -87,7 +87,7 @@ def _by_files(source: Source) -> bool:
     return (
         type(source) in _FOLLOWED
         and not source.environment
-        and all(map(source_room.build_environment.names_no_file, source.every_flag))
+        and all(map(source_room.flags.names_no_file, source.every_flag))
         and all(map(_is_plain, vars(source).values()))
     )
 

@@ -8,13 +8,13 @@ from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.source import (
-        build_environment as build_environment,
         closure as closure,
         constants as constants,
         cpp_text as cpp_text,
         declarations as declarations,
         defining_file as defining_file,
         dtypes as dtypes,
+        flags as flags,
         global_names as global_names,
         gpus as gpus,
         import_facts as import_facts,

@@ -1,13 +1,13 @@
 """The files a source depends on, found by reading text, with no compiler.
 
-For C++ and CUDA: the source's files, the files that flags name by their paths, and every
-`#include` that resolves in a searched directory, followed (see `includes`). Where the text does not
-say which file it opens or asks for (an `#include` or a `__has_include` of a macro), the closure
-holds every file of the kernel's folder and the names of the files in the other directories. For
-Triton: the file and the modules of its own package that it imports, read and not imported.
+For C++ and CUDA: the source's files, the files that flags name by their paths (see `flags`), and
+every `#include` that resolves in a searched directory, followed (see `includes`). Where a macro
+names an `#include`, the closure holds every file of the kernel's folder and the names of the files
+in the other directories. For Triton: the file and the modules of its own package that it imports,
+read and not imported.
 
-The files that compiler, assembler and linker opened are compared with this after each build
-(`compilers.dependencies.check`).
+Flags and directives that read anything else are refused. The files that compiler, assembler and
+linker opened are compared with this after each build (`compilers.dependencies.check`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Closure(NamedTuple):
 
     paths: the files themselves. named: the paths that led to them, by way of links perhaps.
     absent: the paths that would change the closure if something came to be there; None if these
-        cannot be listed, because a text asks for a file by the name of a macro.
+        cannot be listed, because a macro names an `#include`.
     """
 
     files: dict[str, str]
@@ -71,7 +71,8 @@ def each_once() -> Iterator[None]:
 def closure_of(source: Source) -> Closure:
     """Return the files that `source` is compiled from, with their digests.
 
-    Raises DeclarationError for a file that does not exist.
+    Raises DeclarationError for a file that does not exist, and for a flag or directive that reads
+    what the key cannot cover.
     """
     known = _known.get()
     if known is None:
@@ -172,7 +173,7 @@ class _Headers:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._flags = source_room.includes.words_of(source)
+        self._flags = source_room.flags.words_of(source)
         added = self._added()
         self._roots = [*source.roots, *added, Include(source_room.includes.SITE)]
         self._all_matches = bool(added)  # a flag's directory may come before or after the others
@@ -189,7 +190,7 @@ class _Headers:
         paths: of the units; by default those of the source.
         """
         queue = [self._file(path) for path in paths or self._source.paths]
-        for name in source_room.includes.named(self._flags):
+        for name in source_room.flags.files(self._flags):
             queue += self._find(queue[0], source_room.includes.Name(name, quoted=True))
         whole, walk = False, source_room.includes.walk
         for label, path, data, computed in walk(queue, self._find, self._memory):
@@ -199,8 +200,6 @@ class _Headers:
                 self.absent = None
                 queue += self._folder()
                 yield from self._listings(self._roots[:-1])
-            if computed and b"__has_" in data:
-                yield from self._listings(self._roots[-1:])
 
     def _added(self) -> list[Include]:
         """The directories searched because of flags, or of variables that the source names."""
@@ -211,7 +210,7 @@ class _Headers:
         known += map(Path, _SYSTEM)
         return [
             Include(path)
-            for path in source_room.includes.searched(self._flags, declared)
+            for path in source_room.flags.searched(self._flags, declared)
             if not any(Path(path).resolve().is_relative_to(root) for root in known)
         ]
 

@@ -15,7 +15,7 @@ from jitkern import config
 from jitkern._version import __version__
 from jitkern.cache.key import SCHEMA, Key, digest_of, label_of
 from jitkern.source.closure import Closure
-from jitkern.source.includes import expanded, words_of
+from jitkern.source.flags import words_of
 from jitkern.source.kinds import CUDA, Generated, Source, Variant
 from jitkern.target import Target, gpus_for, processor_for
 
@@ -62,8 +62,7 @@ def _machine(source: Source) -> dict[str, Any]:
     """This machine's processor and GPUs for the key of host code, where flags say `native`."""
     if source.runs == CUDA:
         return {}
-    linking = expanded(getattr(source, "ldflags", ()))  # -flto compiles as it links
-    flags = [*words_of(source), *linking]
+    flags = words_of(source)
     machine = {"processor": processor_for(flags), "gpus": list(gpus_for(flags))}
     return {name: value for name, value in machine.items() if value}
 

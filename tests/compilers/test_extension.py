@@ -145,7 +145,7 @@ def test_what_is_no_module_is_an_error_that_says_what_to_do(variant):
 
 
 def test_a_header_that_is_nowhere_has_a_hint(variant):
-    with pytest.raises(CompileError, match="`nothing.h` lies in none .* name its root in include"):
+    with pytest.raises(CompileError, match="`nothing.h` lies in none .* name its root .include"):
         jit.ensure(variant("#include <nothing.h>", "answer"), CPU)
 
 

@@ -205,7 +205,7 @@ def test_what_it_is_linked_with_is_in_the_key_by_content(folder, kind):
 
 @pytest.mark.long
 def test_a_library_that_lies_nowhere_has_a_hint(folder):
-    with pytest.raises(CompileError, match="finds no -lfoo: name its directory, in library_dirs"):
+    with pytest.raises(CompileError, match="finds no -lfoo: name its directory .library_dirs"):
         jit.ensure(variant(folder, libraries=["foo"]), CPU)
 
 

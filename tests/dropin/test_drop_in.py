@@ -33,7 +33,7 @@ Those marked `long` build against torch/extension.h again and again: run them wi
 | inline_jit_compile_extension_cuda, half_support            | passes | test_cuda_texts (gpu; PyTorch skips them) |
 | inline_jit_compile_custom_op_cuda                          | passes | test_cuda_texts (gpu; PyTorch skips it) |
 | aoti_torch_call_dispatcher                                 | n/a    | tests the dispatcher, not how it is built |
-| jit_xpu_extension                                          | n/a    | SYCL: test_sycl_is_not_compiled |
+| jit_xpu_extension                                          | n/a    | SYCL: test_sycl_is_left_to_torch_with_one_warning |
 | mps_extension                                              | n/a    | macOS |
 """
 
@@ -53,7 +53,7 @@ from jitkern import jit, testing
 from jitkern.compilers import compiler_for
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.dropin import api, extension, memo
-from jitkern.source.includes import words
+from jitkern.source.flags import words
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
@@ -181,14 +181,6 @@ def test_a_name_that_no_module_can_have_is_refused_at_once():
     arguments = {"no_implicit_headers": True, "is_python_module": False}
     assert Path(jitkern.load_inline("drop-in", library, **arguments)).is_file()
     assert module("2d_drop_in").answer() == 42
-
-
-def test_sycl_is_not_compiled(files):
-    for arguments in ({"sycl_sources": "x"}, {"with_sycl": True}):
-        with pytest.raises(NotImplementedError, match="SYCL"):
-            jitkern.load_inline("x", "", **arguments)
-    with pytest.raises(NotImplementedError, match="SYCL"):
-        jitkern.load("x", ["a.sycl"])
 
 
 def test_the_signatures_are_those_of_torch():

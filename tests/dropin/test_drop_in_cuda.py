@@ -253,9 +253,3 @@ def test_archs_of_the_list_are_in_the_library(listed, elf, ptx, monkeypatch):
     major, minor = torch.cuda.get_device_capability()
     here = [f"{major}{minor}"]
     assert (found("--list-elf"), found("--list-ptx")) == (elf or here, ptx or here)
-
-
-def test_a_cuda_file_without_cuda_says_so(files):
-    files(only_dot_cu="int f() { return 1; }")
-    with pytest.raises(CompileError, match=r"a \.cu file takes nvcc, with_cuda=True"):
-        jitkern.load("drop_in_only", "only.cu", with_cuda=False, is_python_module=False)

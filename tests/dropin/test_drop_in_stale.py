@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from inline_modules import MODULE, compiles, entries, module, value
+from inline_modules import MODULE, entries, module, value
+from torch.utils import cpp_extension
 
 import jitkern
 from jitkern import testing
 from jitkern.compilers import compiler_for
-from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.dependencies import read_list
 from jitkern.compilers.torch_extension import compile_and_link
 from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.dropin import memo
-from jitkern.source.includes import expanded, words
+from jitkern.errors import NotCached
+from jitkern.source.flags import words
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
@@ -57,50 +60,28 @@ def searched(files, monkeypatch):
         (HAS % "<y.h>", {"cflags": "--include-directory={d}/a"}, "a/y.h"),
         (HAS % "<y.h>", {"cflags": "-Wp,-I{d}/a"}, "a/y.h"),
         (HAS % "<y.h>", {"cuda_cflags": "-Xcompiler=-isystem,{d}/a"}, "a/y.h"),
-        (HAS % "<y.h>", {"cflags": "@{d}/flags"}, "a/y.h"),
-        ("#define H <y.h>\n" + HAS % "H", {"cflags": "-I{d}/a"}, "a/y.h"),
-        (HAS % "H", {"cflags": "-I{d}/a '-DH=<y.h>'"}, "a/y.h"),
         ("#include <x.h>", {"cflags": "-isystem {d}/b -I{d}/a"}, "a/x.h"),
         ('#include "x.h"', {"cflags": "-I{d}/b -iquote {d}/a"}, "a/x.h"),
         ("#define H <x.h>\n#include H", {"cflags": "-I{d}/a -I{d}/b"}, "a/x.h"),
         ("#include_next <x.h>", {"cflags": "-I{d}/b -I{d}/a"}, "a/x.h"),
-        ("", {"cflags": "@{d}/flags"}, "flags"),
-        ("", {"cflags": "-fprofile-use={d}/profile"}, "profile"),
         ('#include "D.h"\n', {}, "D.h"),
         ("", {"ldflags": "-L{d}/b -l:libq.a"}, "b/libq.a"),
         ("", {"ldflags": "-L{d}/a -L{d}/b -Wl,-Bstatic,-lq"}, "a/libq.a"),
         ("", {"ldflags": "-L{d}/b -lq"}, "b/libq.so"),
-        ("", {"ldflags": "-L{d}/c -lscript"}, "b/libq.a"),
+        ("", {"ldflags": "-L{d}/c -lscript"}, "c/libscript.so"),
         ("", {"ldflags": "-Wl,--whole-archive,{d}/b/libq.a,--no-whole-archive"}, "b/libq.a"),
         ("", {"ldflags": "-Wl,--version-script={d}/a/map"}, "a/map"),
-        ("", {"ldflags": "@{d}/linked"}, "b/libq.a"),
         ("", {"ldflags": "-lq", "variables": {"LIBRARY_PATH": "{d}/b"}}, "b/libq.a"),
     ],
 )
 def test_what_a_compiler_or_linker_would_find_is_in_the_key(text, told, changed, searched, files):
     folder = files(b__x_dot_h="", a__keep="", b__libq_dot_a="1")
-    files(flags=f"-I{folder}/a", linked=f"-L{folder}/b -lq", c__libscript_dot_so="INPUT(-lq)")
-    told = {**told, "variables": {**told.get("variables", {})}}
-    if "script" in str(told):
-        told["variables"]["LIBRARY_PATH"] = f"{folder}/b"
+    files(c__libscript_dot_so="INPUT(-lq)")
     before = searched(text, **told)
     assert searched(text, **told).files == before.files
     path = folder / changed
     path.write_text(f"{path.read_text()} " if path.exists() else "")
     assert searched(text, **told).files != before.files
-
-
-def test_response_files_are_read_in_their_order(files):
-    folder = files(**{name: f"-D{name}" for name in "dcba"}, e="@e @a -De")
-    told = list(expanded([f"@{folder}/{name}" for name in "bdac"] + ["@e"]))
-    assert [word for word in told if word.startswith("-D")] == [
-        "-Db",
-        "-Dd",
-        "-Da",
-        "-Dc",
-        "-De",
-        "-Da",
-    ]
 
 
 def test_a_shared_library_is_there_or_not(searched, files):
@@ -142,22 +123,7 @@ def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
     around = [str(Path(torch.__file__).parents[2]), "/usr/include"]
     flags = {"extra_cflags": ["-DPREFIX=/usr"], "extra_include_paths": around}
     jitkern.load_inline("drop_in_around", text, no_implicit_headers=True, **flags)
-    (entry,) = entries(cache_dir)
-    assert json.loads((entry / "manifest.json").read_text())["meta"]["opened"] == {}
-
-
-@pytest.mark.long
-def test_another_place_has_its_own_watched_header(files):
-    source = MODULE % "#include <outer.h>\n"
-    for place, number in (("v1", 1), ("v2", 2), ("v1", 1)):
-        folder = files(
-            **{f"{place}__N__x_dot_h": value(number), f"{place}__c__outer_dot_h": HEADER}
-        )
-        roots = [f"{folder}/{place}", f"{folder}/{place}/c"]
-        made = jitkern.load_inline(
-            "drop_in_watched", source, no_implicit_headers=True, extra_include_paths=roots
-        )
-        assert made.answer() == number
+    assert len(entries(cache_dir)) == 1
 
 
 @pytest.mark.long
@@ -175,69 +141,101 @@ def test_another_checkout_has_its_own_computed_header(files, cache_dir):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text", [HEADER, "#pragma GCC system_header\n" + HEADER])
-def test_a_computed_header_that_appears_earlier_or_changes(text, files):
-    folder = files(b__N__x_dot_h=value(1), a__keep="", c__outer_dot_h=text)
-    flags = {"extra_cflags": [f"-isystem {folder}/{name}" for name in "abc"]}
-
-    def build():
-        before = compiles()
-        source = MODULE % "#include <outer.h>\n"
-        m = jitkern.load_inline("drop_in_computed", source, no_implicit_headers=True, **flags)
-        return m.answer(), compiles() - before
-
-    assert [build(), build()] == [(1, 1), (1, 0)]
-    files(b__N__x_dot_h=value(2))
-    assert [build(), build()] == [(2, 1), (2, 0)]
-    files(a__N__x_dot_h=value(3))
-    assert [build(), build()] == [(3, 1), (3, 0)]
-
-
-@pytest.mark.long
 def test_a_header_edited_in_mid_compile_is_compiled_again(files, monkeypatch):
-    folder = files(N__x_dot_h=value(1))
+    folder = files(x_dot_h=value(1))
     make = compile_and_link.make
 
     def edited(*arguments):
         built = make(*arguments)
-        files(N__x_dot_h=value(2))
+        files(x_dot_h=value(2))
+        monkeypatch.undo()
         return built
 
     monkeypatch.setattr(compile_and_link, "make", edited)
-    source = HEADER
     flags = {"extra_cflags": [f"-I{folder}"]}
-    assert module("drop_in_edited", source, **flags).answer() == 1
-    monkeypatch.undo()
-    assert module("drop_in_edited", source, **flags).answer() == 2
+    assert module("drop_in_edited", "#include <x.h>", **flags).answer() == 2
+
+
+# What the key cannot cover is for Torch.
+
+
+@pytest.fixture
+def torchs(monkeypatch):
+    """The calls that reach Torch's own function."""
+    calls = []
+    monkeypatch.setattr(
+        cpp_extension, "load_inline", lambda *args, **told: calls.append((args, told)) or "Torch's"
+    )
+    return calls
+
+
+UNKEYED = [  # the text, flags, and what the warning names
+    ("", {"extra_cflags": ["@{d}/flags"]}, "the flag `@{d}/flags`"),
+    ("", {"extra_cflags": ["-O2 -flto"]}, "the flag `-flto`"),
+    ("", {"extra_cflags": ["-fprofile-use={d}/profile"]}, "the flag `-fprofile-use={d}/profile`"),
+    ("", {"extra_ldflags": ["-Wl,-O1", "-Wl,@{d}/linked"]}, "the flag `-Wl,@{d}/linked`"),
+    ("", {"extra_ldflags": ["-L{d} -flto"]}, "the flag `-flto`"),
+    ("", {"extra_cflags": ["-fplugin={d}/p.so"]}, "the flag `-fplugin={d}/p.so`"),
+    ("#define H <y.h>\n" + HAS % "H", {}, "`__has_include` of a macro"),
+    ('asm(".incbin \\"{d}/flags\\"");', {}, "`.incbin`"),
+    ("#include <outer.h>", {"extra_include_paths": ["{d}"]}, "{d}/outer.h has `__has_include`"),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "named"), UNKEYED)
+def test_what_no_key_covers_is_built_by_torch(text, told, named, files, torchs, cache_dir, caplog):
+    folder = files(flags="-O1", profile="", linked="", outer_dot_h=HAS % "H")
+    told = json.loads(json.dumps(told).replace("{d}", str(folder)))
+    text, named = (t.replace("{d}", str(folder)) for t in (text, named))
+    call = ("drop_in_unkeyed", text), {"no_implicit_headers": True, **told}
+    never = pytest.raises(NotCached, match=f"is never in the cache: .*{named}")
+    with jitkern.using(compile="never"), never:
+        jitkern.load_inline(*call[0], **call[1])
+    assert not torchs
+    for patched in (False, True):
+        with jitkern.patch_extensions() if patched else contextlib.nullcontext():
+            function = cpp_extension.load_inline if patched else jitkern.load_inline
+            assert function(*call[0], **call[1]) == "Torch's"
+        assert torchs.pop() == call and not torchs
+        (warning,) = caplog.messages
+        assert re.search(f"`drop_in_unkeyed` is left to Torch, .*{named}.* key does not", warning)
+        caplog.clear()
+    assert not [*cache_dir.glob("v1/*/*/manifest.json")]
 
 
 @pytest.mark.long
-def test_a_header_named_by_one_toolchain_is_that_of_the_place(files, monkeypatch):
-    folder = files(known__outer_dot_h="#include <x.h>\n")
-    monkeypatch.setattr(toolkit, "include_directories", lambda: [folder / "known"])
-    for name in ("v1", "v2"):
-        files(**{f"{name}__x_dot_h": value(name[1])})
-        roots = [str(folder / "known"), str(folder / name)]
-        source = "#include <outer.h>"
-        assert module("drop_in_place", source, extra_include_paths=roots).answer() == int(name[1])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEADER, {"extra_include_paths": ["{d}"]}),
+        ("#include <outer.h>", {"extra_include_paths": ["{d}"]}),
+        ("#pragma GCC system_header\n" + HEADER, {"extra_cflags": ["-isystem {d}"]}),
+        ('asm(".inc" "bin \\"{d}/N/x.h\\"");', {}),
+        ("", {"extra_ldflags": ["-L{d}/libs -lscript"]}),
+    ],
+)
+def test_a_file_that_a_build_opens_beyond_its_key_is_for_torch(
+    text, told, files, torchs, cache_dir, caplog
+):
+    folder = files(N__x_dot_h="#define X 1", outer_dot_h=HEADER)
+    (folder / "t.c").write_text("int t;")
+    subprocess.run(["cc", "-c", "t.c"], cwd=folder, check=True)
+    files(libs__libscript_dot_so=f"INPUT({folder}/t.o)")
+    told = json.loads(json.dumps(told).replace("{d}", str(folder)))
+    assert module("drop_in_opened", text.replace("{d}", str(folder)), **told) == "Torch's"
+    (warning,) = caplog.messages
+    assert re.search(rf"opened {folder}/(N/x\.h|t\.o), which the cache key does not", warning)
+    assert not entries(cache_dir)
+    assert len(torchs) == 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monkeypatch, caplog):
-    folder = files(data_dot_bin="1")
-    assembly = '.section .rodata\\nblob:\\n.incbin \\"" DIR "/data.bin\\"\\n.byte 0\\n.previous'
-    source = f'#define DIR "{folder}"\nasm("{assembly}");\n'
-    source += 'extern "C" const char blob[] __attribute__((visibility("hidden")));\n#define VALUE *blob - 48'
-    if not listed:
-        monkeypatch.setattr(compile_and_link, "hides_binaries", lambda *_: True)
-    found = []
-    for number in (1, 1, 2):
-        files(data_dot_bin=str(number)) if number == 2 else None
-        before = compiles()
-        found.append((module("drop_in_incbin", source).answer(), compiles() - before))
-    assert found == [(1, 1), (1, 0 if listed else 1), (2, 1)]
-    assert listed != ("compiled again at each start" in caplog.text)
+def test_torch_really_builds_what_no_key_covers(files, monkeypatch, tmp_path, cache_dir):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = files(flags="-DVALUE=7")
+    assert module("drop_in_by_torch", extra_cflags=[f"@{folder}/flags"]).answer() == 7
+    assert (tmp_path / "drop_in_by_torch" / "drop_in_by_torch.so").is_file()
+    assert not entries(cache_dir)
 
 
 @pytest.mark.long

@@ -24,7 +24,8 @@ from torch.utils import cpp_extension
 import jitkern
 from jitkern import config, target
 from jitkern.dropin import api
-from jitkern.errors import CompileError, LoadError, NotCached, NotSupported, TargetError
+from jitkern.errors import CompileError, LoadError, NotCached, TargetError
+from jitkern.source.flags import NotSupported
 
 NAMES = ("load", "load_inline")
 TORCHS = {name: getattr(cpp_extension, name) for name in NAMES}
@@ -50,6 +51,7 @@ def ours(monkeypatch):
     """The calls that reach the drop-ins, which return or raise what the test appends to `answers`."""
     calls = types.SimpleNamespace(seen=[], answers=["ours"])
     for name in NAMES:
+        assert getattr(jitkern, name).__wrapped__  # calls what this replaces
 
         def answered(*args, _name=name, **keywords):
             calls.seen.append((_name, args, keywords))

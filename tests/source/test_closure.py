@@ -38,14 +38,9 @@ def test_only_what_includes_reach_is_in(folder):
         "/* a */ #include FILE",
         "%:include FILE",
         "#include_next FILE",
-        "#embed FILE",
-        'asm(".incbin \\"" FILE "\\"");',
-        "#if __has_include(FILE)\n#endif",
-        '#if __has_include /* a */ ("x.h")\n#endif',
-        "#define HAS __has_include",
     ],
 )
-def test_where_the_text_does_not_tell_the_whole_folder_is_in(folder, line):
+def test_where_a_macro_names_an_include_the_whole_folder_is_in(folder, line):
     for name in ("kernel.py", "table.bin", "other.cuh"):
         (folder / name).write_text("")
     (folder / "near.cuh").write_text(f"{line}\n")
@@ -53,10 +48,9 @@ def test_where_the_text_does_not_tell_the_whole_folder_is_in(folder, line):
     assert found == ["k.cu", "near.cuh", "other.cuh", "table.bin"]
 
 
-@pytest.mark.parametrize("flag", ["-I{}", "-isystem {}", "-iquote {}", "@{}/options"])
+@pytest.mark.parametrize("flag", ["-I{}", "-isystem {}", "-iquote {}", "-Wp,-I,{}"])
 def test_directories_that_flags_search_are_followed(folder, tmp_path, flag):
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "options").write_text(f"-I{tmp_path}/more")
     (tmp_path / "more" / "far.h").write_text("#include <further.h>")
     (tmp_path / "more" / "further.h").write_text("")
     (folder / "near.cuh").write_text("#include <far.h>")
@@ -86,56 +80,100 @@ def test_a_header_that_may_hide_a_flags_one_is_in(folder, appears):
 
 @pytest.mark.parametrize(
     "flag",
-    ["{}", "-Wl,--version-script={}", "-Wl,-T,{}", "-specs={}", '-DFILE="{}"', "-Wp,-include,{}"],
+    ["{}", "-Wl,--version-script={}", "-Wl,-T,{}", '-DFILE="{}"', "-include {}", "-Xlinker {}"],
 )
 def test_a_file_that_a_flag_names_by_its_path_is_in(folder, tmp_path, flag):
     (tmp_path / "named").write_text("1")
-    source = Cuda("k.cu", folder=str(folder), flags=[flag.format(tmp_path / "named")])
+    source = Cuda("k.cu", folder=str(folder), flags=flag.format(tmp_path / "named").split())
     before = closure_of(source)
     (tmp_path / "named").write_text("2")
     assert closure_of(source).files != before.files
 
 
-def test_a_flags_shared_library_is_not_read_and_a_plugin_is(folder, tmp_path):
+def test_a_flags_shared_library_is_not_read(folder, tmp_path):
     (tmp_path / "x.so").write_bytes(b"\x7fELF" + bytes(12) + b"\3\0")
-    library, plugin = (
-        labels(Cuda("k.cu", folder=str(folder), flags=[f"{flag}{tmp_path}/x.so"]))
-        for flag in ("", "-fplugin=")
-    )
-    assert str(tmp_path / "x.so") in plugin
-    assert str(tmp_path / "x.so") not in library
+    found = labels(Cuda("k.cu", folder=str(folder), flags=[f"{tmp_path}/x.so"]))
+    assert str(tmp_path / "x.so") not in found
 
 
-def test_what_the_assembler_reads_is_in(folder, tmp_path):
-    (folder / "table.bin").write_text("")
-    (tmp_path / "far.bin").write_text("")
-    (folder / "more.s").write_text(f'  .incbin "{tmp_path}/far.bin"\n')
-    text = 'asm(".incbin \\"table.bin\\"\\n.include\\t\\"more.s\\"");'
-    (folder / "near.cuh").write_text(text)
-    found = labels(Cuda("k.cu", folder=str(folder)))
-    assert sorted(Path(label).name for label in found) == [
-        "far.bin",
-        "k.cu",
-        "more.s",
-        "near.cuh",
-        "table.bin",
-    ]
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "@{}", "-optf {}", "--options-file={}", "-Wl,@{}", "-Xcompiler @{}", "-Xcompiler=-O2,@{}",
+        "--config {}", "-specs={}", "-include-pch {}", "-Xclang -include-pch", "--pch", "-pch",
+        "--use-pch={}", "-fprofile-use", "-fprofile-use={}", "-fprofile-instr-use={}",
+        "-fauto-profile={}", "-fbranch-probabilities", "-flto", "-flto=thin", "-Xcompiler=-flto",
+        "-fplugin={}", "-fpass-plugin={}", "-Wl,-plugin,{}", "-Wp,-include,{}",
+        "-fsanitize-ignorelist={}", "--what-comes-next={}",
+    ],
+)  # fmt: skip
+def test_a_flag_that_reads_what_no_key_covers_is_refused(folder, tmp_path, flag):
+    (tmp_path / "named").write_text("1")
+    flags = flag.format(tmp_path / "named").split()
+    with pytest.raises(DeclarationError) as caught:
+        closure_of(Cuda("k.cu", folder=str(folder), flags=["-O2", *flags]))
+    assert "reads what the cache key does not cover" in str(caught.value)
+    assert any(f"the flag `{word}`" in str(caught.value) for word in flags)
 
 
-@pytest.mark.parametrize("line", ["#ifdef __has_include", "#if defined(__has_include)"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "-fno-lto", "-fprofile-generate", "-fprofile-dir=/tmp", "-DX=@x", "-DX=a,@b", "--coverage",
+        "-Wl,-rpath,/tmp", "-Wno-error=x", "-fsanitize=address", "-ffile-prefix-map=/tmp=.",
+        "-plus", "--what-comes-next=/no/such/file",
+    ],
+)  # fmt: skip
+def test_any_other_flag_is_keyed_by_its_text(folder, flag):
+    assert labels(Cuda("k.cu", folder=str(folder), flags=[flag])) == ["k.cu", "near.cuh"]
+
+
+REFUSED = [
+    ("#embed FILE", "#embed"),
+    ('#embed "table.bin"', "#embed"),
+    ("/* a */ # /* b */ embed <x>", "#embed"),
+    ('#if __has_embed("x")\n#endif', "__has_embed"),
+    ('asm(".incbin \\"x.bin\\"");', ".incbin"),
+    ('#define READ ".incbin "', ".incbin"),
+    ('asm(".include\\t\\"more.s\\"");', ".include"),
+    ("#if __has_include(FILE)\n#endif", "__has_include"),
+    ("#if __has_include_next(FILE)\n#endif", "__has_include"),
+    ("#define HAS __has_include", "__has_include"),
+    ("#if __has_\\\ninclude(FILE)\n#endif", "__has_include"),
+]
+
+
+@pytest.mark.parametrize(("line", "name"), REFUSED)
+def test_a_directive_that_reads_what_no_key_covers_is_refused(folder, line, name):
+    (folder / "near.cuh").write_text(f"{line}\n")
+    with pytest.raises(DeclarationError) as caught:
+        closure_of(Cuda("k.cu", folder=str(folder)))
+    assert f"near.cuh has `{name}`" in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "name"), REFUSED)
+def test_libraries_in_versioned_roots_and_comments_may_have_it(folder, line, name):
+    library = folder.parent / "library"
+    library.mkdir()
+    (library / "l.h").write_text(f"{line}\n")
+    commented = line.replace("/*", "").replace("*/", "")
+    (folder / "near.cuh").write_text(f'#include <l.h>\nf("//");  /* " {commented} */')
+    root = Include(str(library), version="1")
+    assert labels(Cuda("k.cu", folder=str(folder), include=[root])) == ["k.cu", "near.cuh"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#ifdef __has_include",
+        "#if defined(__has_include)",
+        "#ifndef __has_include\n#define __has_include(x) 0",
+    ],
+)
 def test_asking_for_has_include_itself_asks_for_no_file(folder, line):
     (folder / "other.cuh").write_text("")
     (folder / "near.cuh").write_text(f"{line}\n#endif")
     assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
-
-
-def test_a_header_that_a_macro_asks_for_is_in_where_it_appears(folder):
-    (folder.parent / "more").mkdir()
-    (folder / "near.cuh").write_text("#if __has_include(FILE)\n#endif")
-    source = Cuda("k.cu", folder=str(folder), include=["../more"])
-    before = closure_of(source)
-    (folder.parent / "more" / "x.h").write_text("")
-    assert closure_of(source).files != before.files
 
 
 def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
@@ -174,9 +212,10 @@ def test_a_header_that_a_flag_includes_is_in(folder, flags):
     assert found == ["k.cu", "near.cuh", "other.cuh"]
 
 
-def test_what_has_include_asks_for_is_in(folder):
+@pytest.mark.parametrize("between", ["(", "( ", "/* a */ (", " \\\n("])
+def test_what_has_include_asks_for_is_in(folder, between):
     (folder / "other.cuh").write_text("")
-    (folder / "near.cuh").write_text('#if __has_include( "other.cuh" )\n#endif')
+    (folder / "near.cuh").write_text(f'#if __has_include{between}"other.cuh" )\n#endif')
     assert "other.cuh" in labels(Cuda("k.cu", folder=str(folder)))
 
 
@@ -394,7 +433,7 @@ def test_a_header_behind_a_versioned_one_must_be_covered(folder, tmp_path):
     library = Include(str(tmp_path / "library"), version="1")
     source = Cuda("k.cu", folder=str(folder), include=[library])
     opened = [tmp_path / "library" / "x.h", folder / "config.h"]
-    with pytest.raises(CompileError, match=r"opened .*config\.h.*names it: add an `#include`"):
+    with pytest.raises(CompileError, match=r"opened .*config\.h.*by an `#include` and its directory"):
         check(source, closure_of(source), opened, [], "ns::k")
     (folder / "near.cuh").write_text('#include "config.h"')
     check(source, closure_of(source), opened, [], "ns::k")

@@ -21,8 +21,9 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
 ]
 DRIVER = """
-import hashlib, json, pathlib, sys
+import hashlib, json, logging, pathlib, sys
 import torch, jitkern
+from torch.utils import cpp_extension
 from jitkern import jit
 from jitkern.source import includes
 from jitkern.source.kinds import Cuda, Extension, Triton, Variant
@@ -59,6 +60,13 @@ def load(folder, told):
     name = pathlib.Path(folder).parents[1].name
     return str(jitkern.load(name, f"{folder}/k.cpp", **told).answer())
 
+said = []
+logging.getLogger("jitkern").addHandler(type("Said", (logging.Handler,), {"emit": lambda self, record: said.append(record.getMessage())})())
+
+def by_torch(*args, **keywords):
+    raise RuntimeError(said[-1])
+
+cpp_extension.load = cpp_extension.load_inline = by_torch
 answers = {}
 for name, (kind, folder, told) in cases.items():
     try:
@@ -136,10 +144,10 @@ HEADERS = {
     ),
     "named_by_a_macro": Case('#define H "v.h"\n#include H', {"d/v.h": ONE}, {"d/v.h": TWO}),
     "probed": Case(PROBE % '__has_include("o.h")', {}, {"d/o.h": ""}),
-    "probed_by_a_macro": Case('#define O "o.h"\n' + PROBE % "__has_include(O)", {}, {"d/o.h": ""}),
+    "probed_by_a_macro": Case('#define O "o.h"\n' + PROBE % "__has_include(O)", {}, {"d/o.h": ""}, refused="of a macro"),
     "probed_after_a_comment": Case(PROBE % '__has_include /* c */ ("o.h")', {}, {"d/o.h": ""}),
     "probed_by_a_macro_elsewhere": Case(
-        "#define O <o.h>\n" + PROBE % "__has_include(O)", {"o/": ""}, {"o/o.h": ""}, {"include": ["{o}"]}
+        "#define O <o.h>\n" + PROBE % "__has_include(O)", {"o/": ""}, {"o/o.h": ""}, {"include": ["{o}"]}, "of a macro"
     ),
     "probed_absolute": Case(PROBE % '__has_include("{o}/o.h")', {}, {"o/o.h": ""}),
 }  # fmt: skip
@@ -164,34 +172,35 @@ FLAGS = {
     "flag_iquote": Case('#include "v.h"', HEADER, OTHER, {"flags": ["-iquote", "{o}"]}),
     "flag_idirafter": Case("#include <v.h>", HEADER, OTHER, {"flags": ["-idirafter", "{o}"]}),
     "flag_to_the_preprocessor": Case("#include <v.h>", HEADER, OTHER, {"flags": ["-Wp,-I,{o}"]}),
+    "flag_to_the_preprocessor_probed": Case(PROBE % "__has_include(<o.h>)", {"o/": ""}, {"o/o.h": ""}, {"flags": ["-Wp,-I,{o}"]}),
     "flag_iprefix": Case("#include <v.h>", HEADER, OTHER, {"flags": ["-iprefix", "{o}/", "-iwithprefixbefore", "."]}),
     "flag_include": Case("", HEADER, OTHER, {"flags": ["-include", "{o}/v.h"]}),
     "flag_include_found": Case("", HEADER, OTHER, {"flags": ["-include", "v.h", "-I{o}"]}),
     "flag_imacros": Case("", HEADER, OTHER, {"flags": ["-imacros", "{o}/v.h"]}),
     "flag_macro_names_it": Case("#include H", HEADER, OTHER, {"flags": ['-DH="{o}/v.h"']}),
-    "response_file": Case("", {"o/opts": "-DV=1"}, {"o/opts": "-DV=2"}, {"flags": ["@{o}/opts"]}),
+    "response_file": Case("", {"o/opts": "-DV=1"}, {"o/opts": "-DV=2"}, {"flags": ["@{o}/opts"]}, "flag `@"),
     "response_file_of_another": Case(
-        "", {"o/opts": "@{o}/more", "o/more": "-DV=1"}, {"o/more": "-DV=2"}, {"flags": ["@{o}/opts"]}
+        "", {"o/opts": "@{o}/more", "o/more": "-DV=1"}, {"o/more": "-DV=2"}, {"flags": ["@{o}/opts"]}, "flag `@"
     ),
-    "response_file_searches": Case("#include <v.h>", {"o/opts": "-I{o}", **HEADER}, OTHER, {"flags": ["@{o}/opts"]}),
-    "specs": Case("", {"o/specs": "*cc1plus:\n+ -DV=1\n\n"}, {"o/specs": "*cc1plus:\n+ -DV=2\n\n"}, {"flags": ["-specs={o}/specs"]}),
-    "profiles": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use={o}"]}, "profiles from .*/o, which is not a file"),
-    "profiles_elsewhere": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use", "-fprofile-dir={o}"]}, "profiles from .*/o, which is not a file"),
+    "response_file_searches": Case("#include <v.h>", {"o/opts": "-I{o}", **HEADER}, OTHER, {"flags": ["@{o}/opts"]}, "flag `@"),
+    "specs": Case("", {"o/specs": "*cc1plus:\n+ -DV=1\n\n"}, {"o/specs": "*cc1plus:\n+ -DV=2\n\n"}, {"flags": ["-specs={o}/specs"]}, "flag `-specs"),
+    "profiles": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use={o}"]}, "flag `-fprofile-use"),
+    "profiles_elsewhere": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use", "-fprofile-dir={o}"]}, "flag `-fprofile-use"),
     "precompiled": Case('#include "v.h"\n#define OTHER', {"d/v.h": ONE, "d/v.h.gch": "precompiled"}, {"d/v.h": TWO}, {}, "v.h.gch"),
     "precompiled_by_a_flag": Case("", {"o/v.h": ONE, "o/v.h.gch": "precompiled"}, {"o/v.h": TWO}, {"flags": ["-include", "{o}/v.h"]}, "v.h.gch"),
-    "variable_for_the_assembler": Case(blob('.include \\"v.s\\"'), {"o/v.s": ".byte 1\n"}, {"o/v.s": ".byte 2\n"}, {"flags": ["-Wa,-I{o}"]}),
+    "variable_for_the_assembler": Case(blob('.include \\"v.s\\"'), {"o/v.s": ".byte 1\n"}, {"o/v.s": ".byte 2\n"}, {"flags": ["-Wa,-I{o}"]}, "`.include`"),
 }  # fmt: skip
 LINKED = {
-    "incbin": Case(blob('.incbin \\"b.bin\\"'), {"d/b.bin": "\1"}, {"d/b.bin": "\2"}),
-    "incbin_absolute": Case(blob('.incbin \\"{o}/b.bin\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}),
+    "incbin": Case(blob('.incbin \\"b.bin\\"'), {"d/b.bin": "\1"}, {"d/b.bin": "\2"}, refused="`.incbin`"),
+    "incbin_absolute": Case(blob('.incbin \\"{o}/b.bin\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, refused="`.incbin`"),
     "incbin_by_a_macro": Case(
-        '#define B "{o}/b.bin"\n' + blob('.incbin \\"" B "\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, refused="b.bin"
+        '#define B "{o}/b.bin"\n' + blob('.incbin \\"" B "\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, refused="`.incbin`"
     ),
     "incbin_pasted": Case(
         blob('.inc" "bin \\"{o}/b.bin\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, refused="b.bin"
     ),
     "incbin_by_the_linker": Case(
-        blob('.inc" "bin \\"{o}/b.bin\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, {"flags": ["-flto"]}, "b.bin"
+        blob('.inc" "bin \\"{o}/b.bin\\"'), {"o/b.bin": "\1"}, {"o/b.bin": "\2"}, {"flags": ["-flto"]}, "flag `-flto"
     ),
     "archive_by_its_path": Case(THING, THINGS, OTHER_THINGS, {"flags": EVERY}),
     "archive_by_its_name": Case(THING, THINGS, OTHER_THINGS, {"flags": ["-L{o}", "-lthing"]}, "libthing.a"),
@@ -213,7 +222,7 @@ LINKED = {
 OF_THE_MACHINE = {
     "site": Case("#include <site.h>", {"s/site.h": ONE}, {"s/site.h": TWO}),
     "site_probed": Case(PROBE % "__has_include(<asked.h>)", {"s/": ""}, {"s/asked.h": ""}),
-    "site_probed_by_a_macro": Case("#define O <odd.h>\n" + PROBE % "__has_include(O)", {"s/": ""}, {"s/odd.h": ""}),
+    "site_probed_by_a_macro": Case("#define O <odd.h>\n" + PROBE % "__has_include(O)", {"s/": ""}, {"s/odd.h": ""}, {}, "of a macro"),
     "site_by_a_macro": Case("#define O <named.h>\n#include O", {"s/named.h": ONE}, {"s/named.h": TWO}, {}, "named.h"),
 }  # fmt: skip
 VARIABLES = {
@@ -252,9 +261,8 @@ EXTENSIONS = {
 
 
 def told_as_torch(case: Case) -> Case:
-    """As `load_inline` and `load` are told; nothing is refused there."""
-    told = {TORCHS[name]: given for name, given in case.told.items()}
-    return case._replace(told=told, refused="")
+    """As `load_inline` and `load` are told; what is refused is for Torch, and its warning the answer."""
+    return case._replace(told={TORCHS[name]: given for name, given in case.told.items()})
 
 
 TORCHS = {"include": "extra_include_paths", "flags": "extra_cflags"}
@@ -279,7 +287,10 @@ LOAD = {
     )
 }  # fmt: skip
 LINKING = {
-    name: case._replace(told={"extra_ldflags": case.told["extra_cflags"]})
+    name: case._replace(
+        told={"extra_ldflags": case.told["extra_cflags"]},
+        refused=case.refused if name.startswith("script") else "",  # libraries of -l are in the key
+    )
     for name, case in CALLS.items()
     if name.startswith(("archive", "object", "script"))
 }

@@ -34,7 +34,7 @@ from jitkern.target import Target
 
 _UNIT = "unit"  # the stem of the lists of opened files
 _OF_BOTH = (  # compiling and linking; no flag here has code of its own linked in
-    "-pthread", "-fopenmp", "-fsanitize", "-fprofile-", "--coverage", "-flto", "-stdlib=",
+    "-pthread", "-fopenmp", "-fsanitize", "-fprofile-", "--coverage", "-stdlib=",
     "-static-libg", "-static-libstdc++", "-nostdlib", "-nodefaultlibs", "-fuse-ld=", "-B", "-m32",
     "-m64", "-mx32", "--sysroot", "-target", "--target=", "--gcc-toolchain=",
 )  # fmt: skip
@@ -54,21 +54,19 @@ def build(
     source = variant.source
     assert isinstance(source, Cpp)
     check_platform(variant.op, target)
-    dependencies.refuse_profiles(source.flags, variant.op)
     tool = config.current().cxx
     compiler = identity(tool)
     folder = staging / "build"
     folder.mkdir()
     gcc = "clang" not in compiler["version"]
     listed = dependencies.listing(_UNIT, gcc=gcc)
-    compiling, linking = _parted(includes.expanded(flags))
+    compiling, linking = _parted(flags)
     unit = _Unit(variant, target, staging, [*shlex.split(tool), *compiling, *listed])
     address, macros = functions.instantiated(variant, unit.text, closure)
     unit.build(parameter_types.probe(address, macros), macros, [*_linker(tool), *linking])
     files = dependencies.in_folder(folder, [_UNIT])
     dependencies.check(source, closure, files, toolchain(tool, files), variant.op)
-    texts = [path.read_bytes() for path in closure.paths]
-    dependencies.check_unreported(folder, _UNIT, source.flags, texts, variant.op)
+    dependencies.check_linker(folder, source.flags, variant.op)
     binary = binary_at(folder / "out.so", variant, target, [tool])
     try:
         parameters = parameter_types.codes_in(binary)

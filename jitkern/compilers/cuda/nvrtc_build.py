@@ -28,18 +28,17 @@ from jitkern.compilers.result import (
 )
 from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import cpp_text, defining_file, includes
+from jitkern.source import cpp_text, defining_file
 from jitkern.source.closure import Closure
 from jitkern.source.dtypes import Constant
+from jitkern.source.flags import words_of
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
-# Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value. And
-# of precompiled headers, since NVRTC takes one for all headers of the same time.
+# Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value.
 _LEFT_OUT = (
     r"-O[0-3]|--optimize=.*|--?(?:expt-relaxed-constexpr|(?:expt-)?extended-lambda)"
     r"|(?:-Xcompiler|--compiler-options)=.*"
-    r"|--?(?:pch(?:-.*)?|(?:create-pch|use-pch|instantiate-templates-in-pch)=.*)"
 )
 _LEFT_OUT_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
 _OTHER_INT64 = r'redeclaration of type name "u?int(?:64|ptr)_t"'
@@ -203,7 +202,7 @@ def _refuse_unreadable(variant: Variant, names: Sequence[str]) -> None:
 
 
 def _for_nvrtc(flags: Sequence[str]) -> list[str]:
-    """The flags without those of nvcc alone and those for precompiled headers."""
+    """The flags without those of nvcc alone."""
     before = ("", *flags)
     return [
         flag for flag, previous in zip(flags, before)
@@ -212,7 +211,7 @@ def _for_nvrtc(flags: Sequence[str]) -> list[str]:
 
 
 def _refuse_arch(variant: Variant, target: Target) -> None:
-    if arch_flags.is_named(includes.words_of(variant.source)):
+    if arch_flags.is_named(words_of(variant.source)):
         raise CompileError(
             f"{variant.op} for {target}: its flags name an arch; remove the arch flag: the target "
             "sets it",

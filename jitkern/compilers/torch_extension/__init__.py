@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         extension as extension,
         hints as hints,
         inline as inline,
-        linked_files as linked_files,
         ninja as ninja,
         objects as objects,
     )

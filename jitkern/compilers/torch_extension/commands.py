@@ -38,7 +38,6 @@ NVCC_REMEDY = (
 class Build(NamedTuple):
     """A module, library or program, and all that it is made of.
 
-    kind: the source's kind, which selects the words of hints.
     name: TORCH_EXTENSION_NAME.
     output: `module`, `library` or `program`.
     python: whether the artifact depends on Python's ABI.
@@ -46,7 +45,6 @@ class Build(NamedTuple):
     environment: the names of variables that the compilers get.
     """
 
-    kind: str
     name: str
     output: str
     python: bool

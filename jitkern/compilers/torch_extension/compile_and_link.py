@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jitkern import config
 from jitkern.compilers import dependencies
-from jitkern.compilers.result import Built, binary_at, compile_error, keep_binary, write_log
+from jitkern.compilers.result import (
+    Built,
+    binary_at,
+    compile_error,
+    first_hint,
+    keep_binary,
+    write_log,
+)
 from jitkern.compilers.torch_extension import hints, ninja
 from jitkern.compilers.torch_extension.commands import (
     Build,
@@ -104,7 +111,7 @@ def run_steps(
     write_log(staging, done[0].command, done[0].output + log)
     for step in done:
         if step.failed:
-            hint = hints.hint(build, step.output)
+            hint = first_hint(step.output, hints.HINTS)
             raise compile_error(variant, target, step.command, step.output, hint)
     return done
 
@@ -113,11 +120,3 @@ def _registers(compiled: Command) -> bool:
     """Whether the compiled unit may define ops or a namespace of Torch."""
     path = compiled.output  # a compiler may succeed without an object: then linking fails
     return path.is_file() and bool(re.search(rb"TORCH_LIBRARY_(?!IMPL_)", path.read_bytes()))
-
-
-def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
-    """Whether the assembler read files that neither a text nor the assembler names."""
-    flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
-    folder = staging / "build"
-    compiled = (n for n in map(str, range(len(build.units))) if (folder / f"{n}.d").is_file())
-    return dependencies.hides_binaries(folder, compiled, flags, texts)

@@ -6,16 +6,15 @@ A lookup imports none of the modules that compiling needs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jitkern import compilers, config
 from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension import linked_files
-from jitkern.errors import CompileError, TargetError
+from jitkern.errors import TargetError
 from jitkern.files import trust
 from jitkern.source.closure import Closure
-from jitkern.source.includes import expanded, words_of
+from jitkern.source.flags import linked, words_of
 from jitkern.source.kinds import Extension, Source, Unit, Variant
 from jitkern.target import Target, gpus_for, this_abi
 
@@ -40,7 +39,10 @@ class ExtensionCompiler(Compiler):
         return (_OPTIMIZED, "-fPIC", "-shared", *source.flags, *linking)
 
     def closure(self, source: Source) -> Closure:
-        """The files that the units include or are linked with, except for those of the system."""
+        """The files that the units include or are linked with, except for those of the system.
+
+        Raises DeclarationError, as `closure_of` does.
+        """
         assert isinstance(source, Extension)
         found = super().closure(source)
         if not source.link_words:
@@ -49,7 +51,7 @@ class ExtensionCompiler(Compiler):
         labels = {path: f"<library {n}>" for n, path in enumerate(source.library_folders)}
         told = "LIBRARY_PATH" in source.environment and config.current().environment
         searched = told.get("LIBRARY_PATH", "").split(":") if told else []
-        for path in linked_files.linked(_ldflags(source), searched):
+        for path in map(Path, linked(_ldflags(source), searched)):
             home = labels.get(str(path.parent), str(path.parent))
             files[f"{home}/{path.name}"] = self.library_digest(path)
             paths.add(path.resolve())
@@ -74,11 +76,11 @@ class ExtensionCompiler(Compiler):
         build = self.build_of(source, target)
         torch_extension.compile_and_link.check_target(variant.op, target, build)
         self.refuse(variant, build, target)
-        started = staging.stat().st_ctime_ns
         objects = torch_extension.objects.Objects(build, source, target, closure, cache, anew=anew)
         built, opened = torch_extension.compile_and_link.make(objects, variant, target, staging)
-        more = self.covered(variant, closure, build, opened, staging, started)
-        return built._replace(meta={**built.meta, **more})
+        known = torch_extension.commands.toolchain(build, opened)
+        compilers.dependencies.check(source, closure, opened, known, variant.op)
+        return built._replace(meta={**built.meta, "module": build.name if build.python else ""})
 
     def build_of(self, source: Extension, target: Target) -> Build:
         """The build of a source for a target."""
@@ -87,11 +89,10 @@ class ExtensionCompiler(Compiler):
 
         def flags(file: str) -> tuple[str, ...]:
             words = (_OPTIMIZED, *source.flags_of(file))
-            own_arch = not source.is_cuda(file) or arch_flags.is_named(list(expanded(words)))
+            own_arch = not source.is_cuda(file) or arch_flags.is_named(words)
             return words if own_arch else (machine_code, *words)
 
         return torch_extension.commands.Build(
-            kind=source.kind,
             name=source.owner.rpartition(".")[2],
             output="module" if source.pybind else "library",
             python=source.pybind,
@@ -104,7 +105,7 @@ class ExtensionCompiler(Compiler):
         )
 
     def refuse(self, variant: Variant, build: Build, target: Target) -> None:
-        """Raise TargetError or CompileError for flags that the target or the key does not cover."""
+        """Raise TargetError for files and flags that do not fit the target."""
         if build.with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
         gpus = gpus_for(words_of(variant.source)) if build.with_cuda else ()
@@ -113,24 +114,6 @@ class ExtensionCompiler(Compiler):
                 f"{variant.op} for {target}: its flags say -arch=native, which means the GPUs of "
                 f"this machine ({', '.join(gpus)}): leave it out, and the target sets the arch"
             )
-        compilers.dependencies.refuse_profiles(
-            [flag for unit in build.units for flag in unit.flags], variant.op
-        )
-
-    def covered(
-        self, variant: Variant, closure: Closure, build: Build,
-        opened: list[Path], staging: Path, started: int,
-    ) -> dict[str, Any]:  # fmt: skip
-        """More data for the manifest. Raises CompileError for files that the key does not cover.
-
-        opened: the files that the tools opened. started: the time at which the build began.
-        """
-        known = torch_extension.commands.toolchain(build, opened)
-        compilers.dependencies.check(variant.source, closure, opened, known, variant.op)
-        texts = [path.read_bytes() for path in closure.paths]
-        if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
-            raise CompileError(f"{variant.op}: {compilers.dependencies.UNLISTED}", op=variant.op)
-        return {"module": build.name if build.python else ""}
 
 
 def _ldflags(source: Extension) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,24 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jitkern import compilers, config, source as source_room
-from jitkern.cache.entry import Entry
 from jitkern.compilers import torch_extension
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.torch_extension.extension import ExtensionCompiler
-from jitkern.files import trust
-from jitkern.source.build_environment import ENVIRONMENT
+from jitkern.errors import DeclarationError
 from jitkern.source.closure import Closure
-from jitkern.source.includes import numbered, probes_anywhere, searched, words_of
+from jitkern.source.flags import ENVIRONMENT, NotSupported, is_loaded, numbered, searched, words_of
 from jitkern.source.kinds import Extension, Include, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
     from jitkern.compilers.torch_extension.commands import Build
-
-CHANGED = "changed"  # no file has this digest
-_ALWAYS = "this compiler does not list them, so the source is compiled again at each start"
-_log = logging.getLogger(__name__)
 
 
 class Inline(Extension):
@@ -109,24 +101,13 @@ class Inline(Extension):
         folders = dict.fromkeys(str(path.parent) for path in self.paths)
         return [*self.named_roots, *map(Include, folders)]
 
-    @property
-    def place(self) -> str:
-        """A digest of the folders of the units and their headers."""
-        roots = [root.path for root in self.named_roots if not root.version]
-        folders = [*roots, *map(os.path.dirname, self.places)]
-        return hashlib.sha256("\n".join(folders).encode(errors="surrogateescape")).hexdigest()
-
     def is_cuda(self, file: str) -> bool:
         """Whether nvcc compiles the unit."""
         return self.with_cuda and super().is_cuda(file)
 
 
 class InlineCompiler(ExtensionCompiler):
-    """The compiler of an `Inline`, which may read files that the key does not cover.
-
-    Such a file, for example a header that a macro names, is compared at each use of the entry: see
-    `is_outdated`.
-    """
+    """The compiler of an `Inline`. What reads files that the key does not cover is for Torch."""
 
     def target(self, source: Source, target: Target) -> Target:
         assert isinstance(source, Inline)
@@ -151,9 +132,16 @@ class InlineCompiler(ExtensionCompiler):
             *("ld", *source.ldflags),
         )
 
+    def closure(self, source: Source) -> Closure:
+        """The files that the key covers. Raises NotSupported where the build may read others."""
+        try:
+            return super().closure(source)
+        except DeclarationError as e:
+            raise NotSupported(str(e)) from None
+
     def library_digest(self, path: Path) -> str:
         """The digest of a library for the key, which has shared ones by their names."""
-        return "" if source_room.includes.is_loaded(path) else super().library_digest(path)
+        return "" if is_loaded(path) else super().library_digest(path)
 
     def build_of(self, source: Extension, target: Target) -> Build:
         """The build of the source, with Torch's split of flags between c++ and nvcc."""
@@ -164,7 +152,6 @@ class InlineCompiler(ExtensionCompiler):
 
         names = source.places or source.files
         return torch_extension.commands.Build(
-            kind=source.kind,
             name=source.name,
             output=source.output,
             python=source.python,
@@ -179,44 +166,13 @@ class InlineCompiler(ExtensionCompiler):
     def compile_parts(self, variant: Variant, *args: Any, **options: Any) -> Built:
         assert isinstance(variant.source, Inline)
         named = variant._replace(function=variant.source.name)  # for messages
-        return super().compile_parts(named, *args, **options)
+        try:
+            return super().compile_parts(named, *args, **options)
+        except compilers.dependencies.Uncovered as e:
+            raise NotSupported(str(e)) from None
 
     def refuse(self, variant: Variant, build: Build, target: Target) -> None:
         """Refuse nothing that Torch takes."""
-
-    def covered(
-        self, variant: Variant, closure: Closure, build: Build, opened: list[Path],
-        staging: Path, started: int,
-    ) -> dict[str, Any]:  # fmt: skip
-        """The digests of the `opened` files that the key does not cover, and the `place`."""
-        source = variant.source
-        assert isinstance(source, Inline)
-        known = torch_extension.commands.toolchain(build, opened)
-        watched = {
-            str(path): trust.digest(path) if _is_older(path, started) else CHANGED
-            for path in compilers.dependencies.beyond(source, closure, opened, known)
-        }
-        texts = [path.read_bytes() for path in closure.paths]
-        if any(map(probes_anywhere, texts)):
-            _log.warning("%s: write out the names in __has_include: %s", variant.op, _ALWAYS)
-            watched["__has_include"] = CHANGED
-        if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
-            _log.warning("%s: write out the names in .incbin and .include: %s", variant.op, _ALWAYS)
-            watched[".incbin"] = CHANGED
-        return {"opened": watched, "place": source.place}
-
-
-def is_outdated(source: Inline, entry: Entry) -> bool:
-    """Whether a file changed that the compiler opened and that the key does not cover.
-
-    Also whether these files are those of another place, where the same source was compiled.
-    """
-    opened: dict[str, str] = entry.manifest.meta["opened"]
-    if not opened:
-        return False
-    return entry.manifest.meta["place"] != source.place or any(
-        trust.digest(path) != digest for path, digest in opened.items()
-    )
 
 
 def names_of(places: Sequence[str]) -> tuple[str, ...]:
@@ -226,13 +182,6 @@ def names_of(places: Sequence[str]) -> tuple[str, ...]:
         f"{folders.index(folder)}/{file}" if len(folders) > 1 else file
         for folder, file in map(os.path.split, places)
     )
-
-
-def _is_older(path: Path, started: int) -> bool:
-    try:
-        return path.stat().st_ctime_ns < started
-    except OSError:
-        return False
 
 
 def _version(root: str) -> str:

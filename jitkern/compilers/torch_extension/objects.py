@@ -25,8 +25,8 @@ from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.torch_extension import commands
 from jitkern.compilers.torch_extension.commands import Build
 from jitkern.errors import CacheError
-from jitkern.source import includes
 from jitkern.source.closure import Closure, closures_of, states
+from jitkern.source.flags import numbered, words_of
 from jitkern.source.key import make_key, package_of
 from jitkern.source.kinds import HOST, Extension, Include, Source, Variant
 from jitkern.target import Target
@@ -98,7 +98,7 @@ class Objects:
             commands.standard_of_torch(),
             *(("program",) if build.output == "program" else ()),
             *(("text",) if build.texts else ()),  # whose `__FILE__` has no folder
-            *includes.numbered(unit.flags, [root.path for root in source.roots]),
+            *numbered(unit.flags, [root.path for root in source.roots]),
             *(
                 f"{name} {version}"
                 for name, version in self._compilers[build.is_cuda(unit)].items()
@@ -165,11 +165,9 @@ class Objects:
         source, closure = self._sources[number], self._closures[number]
         opened = dependencies.in_folder(folder, [str(number)])
         known = commands.toolchain(self.build, opened)
-        texts = [path.read_bytes() for path in closure.paths]
-        hidden = (includes.probes_anywhere(t) or includes.pastes_unnamed(t) for t in texts)
         edited = states(closure.paths).items() - self._states.items()
         beyond = dependencies.beyond(source, closure, opened, known)
-        return not (edited or any(hidden) or any(beyond))
+        return not (edited or any(beyond))
 
 
 def _compilers(*, cuda: bool) -> dict[str, str]:
@@ -188,5 +186,5 @@ def _edge(rule: str, output: str, inputs: list[str], command: list[str]) -> list
 
 def _may_name(source: Source) -> bool:
     """Whether the flags of a unit, or headers that are not read, may have the macro."""
-    words = includes.words_of(source)
+    words = words_of(source)
     return any(root.version for root in source.roots) or any(_NAME in word for word in words)
