@@ -433,7 +433,9 @@ def test_a_header_behind_a_versioned_one_must_be_covered(folder, tmp_path):
     library = Include(str(tmp_path / "library"), version="1")
     source = Cuda("k.cu", folder=str(folder), include=[library])
     opened = [tmp_path / "library" / "x.h", folder / "config.h"]
-    with pytest.raises(CompileError, match=r"opened .*config\.h.*by an `#include` and its directory"):
+    with pytest.raises(
+        CompileError, match=r"opened .*config\.h.*by an `#include` and its directory"
+    ):
         check(source, closure_of(source), opened, [], "ns::k")
     (folder / "near.cuh").write_text('#include "config.h"')
     check(source, closure_of(source), opened, [], "ns::k")
