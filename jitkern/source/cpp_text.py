@@ -1,4 +1,4 @@
-"""C++ and CUDA files read as text: the functions they declare, and the offsets of declarations.
+"""C++ and CUDA files read as text: the functions they declare.
 
 No preprocessor runs: all branches of an `#if` are read. A text whose brackets do not balance reads
 as if it declared nothing.
@@ -24,7 +24,10 @@ _SCOPE = r"(?:inline\s+)?namespace\b\s*(?P<name>[\w:]*)[^{};=]*\{|extern\s*\"\s*
 _NAME = (
     r"(?P<name>(?:\w+\s*(?:<[^{};()]*>\s*)?::\s*)*(?:operator\b[^(]*|~?\w+))\s*(?:<[^{};]*>)?\s*$"
 )
-_CLASS = r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
+_NO_FUNCTION = (
+    r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
+    r"|(?:typedef|using|static_assert|asm)\b"
+)
 _DEFINE = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
 _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 
@@ -46,22 +49,6 @@ class CppFunction(NamedTuple):
     def spelled(self) -> str:
         """The function as a message lists it: `a::scale<T, N>`."""
         return self.name + (f"<{', '.join(self.template)}>" if self.template else "")
-
-
-class CppDeclaration(NamedTuple):
-    """Offsets in a text of a declaration and its parts.
-
-    begin, end: of the declaration. rest: where its template heads end. head: where its head ends.
-    body: its braces.
-    """
-
-    begin: int
-    rest: int
-    head: int
-    body: tuple[int, int] | None
-    end: int
-    scope: str
-    function: bool
 
 
 class Unbalanced(Exception):
@@ -88,10 +75,9 @@ def functions_in(text: str, macros: Iterable[str] = ()) -> list[CppFunction]:
     """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
     shown = code_of(text, macros)
     try:
-        declared = list(declarations(shown, 0, len(shown)))
+        return list(_functions(shown, 0, len(shown)))
     except Unbalanced:
         return []
-    return [function for d in declared if d.function and (function := _function(shown, d))]
 
 
 def kernels_in(text: str, headers: Iterable[str] = ()) -> list[CppFunction]:
@@ -193,8 +179,8 @@ def blanks(text: str) -> str:
     return re.sub(r"[^\r\n]", " ", text)
 
 
-def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[CppDeclaration]:
-    """The declarations between two offsets; namespaces and `extern "C"` blocks are entered."""
+def _functions(shown: str, begin: int, end: int, scope: str = "") -> Iterator[CppFunction]:
+    """The functions between two offsets; namespaces and `extern "C"` blocks are entered."""
     scopes = re.compile(_SCOPE)
     while (begin := _past(r"[\s;]*", shown, begin)) < end:
         opened = scopes.match(shown, begin, end)
@@ -202,29 +188,34 @@ def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[
             close = closing(shown, opened.end() - 1)
             name = opened.group("name")
             inner = f"{scope}{name}::" if name else scope
-            yield from declarations(shown, opened.end(), close, inner)
+            yield from _functions(shown, opened.end(), close, inner)
             begin = close + 1
         else:
-            declaration = _declaration(shown, begin, end, scope)
-            yield declaration
-            begin = declaration.end
+            function, begin = _declared(shown, begin, end, scope)
+            if function:
+                yield function
 
 
-def _declaration(shown: str, begin: int, end: int, scope: str) -> CppDeclaration:
+def _declared(shown: str, begin: int, end: int, scope: str) -> tuple[CppFunction | None, int]:
+    """The function that the declaration at an offset is of, if it is, and where it ends."""
     rest = _past_templates(shown, begin)
     at, sign = _next(shown, rest, end, "={;")
     while sign == "=" and re.search(r"\boperator[^\w(]*$", shown[rest:at]):
         at, sign = _next(shown, at + 1, end, "={;")
-    function = sign != "=" and _is_function(shown[rest:at])
+    parts = None if sign == "=" else _parameters(shown[rest:at])
     body = (at, closing(shown, at)) if sign == "{" else None
-    while body and function and re.compile(r"\s*[,{]").match(shown, body[1] + 1):
+    while body and parts and re.compile(r"\s*[,{]").match(shown, body[1] + 1):
         at, sign = _next(shown, body[1] + 1, end, "{;")  # after an initialiser: `: x{0} {}`
         body = (at, closing(shown, at)) if sign == "{" else None
-    if body and function:
-        past = body[1]
-    else:
-        past, _ = _next(shown, at, end, ";")
-    return CppDeclaration(begin, rest, at, body, min(past + 1, end), scope, function)
+    past = body[1] if body and parts else _next(shown, at, end, ";")[0]
+    after = min(past + 1, end)
+    if not parts:
+        return None, after
+    first, last, name = parts
+    parameters = re.sub(r"\s+", " ", shown[rest + first + 1 : rest + last]).strip()
+    words = frozenset(re.findall(r"\w+", shown[begin : rest + first]))
+    template = _template_names(shown[begin:rest])
+    return CppFunction(scope + name, template, parameters, words, body is not None), after
 
 
 def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
@@ -273,15 +264,10 @@ def _past_templates(shown: str, at: int) -> int:
     return at
 
 
-def _is_function(head: str) -> bool:
-    """Whether a head (without its template heads) belongs to a function."""
-    return not re.match(_CLASS + r"|(?:typedef|using|static_assert|asm)\b", head) and (
-        _parameters(head) is not None
-    )
-
-
 def _parameters(head: str) -> tuple[int, int, str] | None:
-    """The offsets of a function's parameter list in its head, and the function's name."""
+    """The offsets of a function's parameter list in its head without templates, and its name."""
+    if re.match(_NO_FUNCTION, head):
+        return None
     last = None
     for opened in re.finditer(r"\(", head):
         begin = opened.start()
@@ -297,19 +283,6 @@ def _parameters(head: str) -> tuple[int, int, str] | None:
 
 def _is_specifier(name: str) -> bool:
     return name in _NO_NAMES or (name.startswith("__") and name.endswith("__"))
-
-
-def _function(shown: str, declaration: CppDeclaration) -> CppFunction | None:
-    begin, rest, at, body, *_ = declaration
-    head = shown[rest:at]
-    parts = _parameters(head)
-    if not parts:
-        return None
-    first, last, name = parts
-    parameters = re.sub(r"\s+", " ", shown[rest + first + 1 : rest + last]).strip()
-    words = frozenset(re.findall(r"\w+", shown[begin : rest + first]))
-    template = _template_names(shown[begin:rest])
-    return CppFunction(declaration.scope + name, template, parameters, words, body is not None)
 
 
 def _template_names(heads: str) -> tuple[str, ...] | None:

@@ -1,7 +1,7 @@
 """The flags of compilers and linkers, and the variables with flags: what they have a tool read.
 
 All flags are keyed by their text. One table says what else a flag means: one of `_HARMLESS` reads
-no file, those of `SEARCHING` and `_FILES` name directories and files whose content is keyed, and
+no file, those of `_SEARCHING` and `_FILES` name directories and files whose content is keyed, and
 those of `_REFUSED` read what no key covers. Any other flag is refused if it names a file.
 """
 
@@ -25,7 +25,7 @@ ENVIRONMENT = (  # passed on to compilers; their values are a part of the key
 )  # fmt: skip
 
 _HARMLESS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
-SEARCHING = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
+_SEARCHING = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
 _NOT_SEARCHING = ("-D", "-L", "-Wl,")
 _FORCED = ("-include", "-imacros", "--pre-include")  # headers
 _FILES = (  # of these, files that are named by their whole paths
@@ -61,30 +61,25 @@ def files(flags: Sequence[str]) -> list[str]:
     """
     named = [*paths_after(_FORCED, flags)]
     for flag in flags:
-        for part in re.split("[,=]", flag) if flag.startswith(_PASSING) else [flag]:
-            plain = re.sub("^--", "-", part)
-            for beginnings, what in _REFUSED.items():
-                if plain.startswith(beginnings):
-                    raise _refusal(flag, what)
+        parts = re.split("[,=]", flag) if flag.startswith(_PASSING) else [flag]
+        plain = [re.sub("^--", "-", part) for part in parts]
+        what = next((w for p in plain for b, w in _REFUSED.items() if p.startswith(b)), "")
         for path in paths_in(flag):
-            if not os.path.isfile(path) or is_loaded(path):  # noqa: PTH113
-                continue
-            if not flag.startswith(_FILES):
-                raise _refusal(flag, f"{path}: leave it out")
-            named.append(path)
+            if os.path.isfile(path) and not is_loaded(path):  # noqa: PTH113
+                named.append(path)
+                what = what or ("" if flag.startswith(_FILES) else f"{path}: leave it out")
+        if what:
+            raise DeclarationError(
+                f"the flag `{flag}` reads what the cache key does not cover, {what}"
+            )
     return list(dict.fromkeys(named))
-
-
-def _refusal(flag: str, what: str) -> DeclarationError:
-    return DeclarationError(f"the flag `{flag}` reads what the cache key does not cover, {what}")
 
 
 def linked(flags: Sequence[str], folders: Iterable[str]) -> list[str]:
     """The files that a linker may read: those that flags name, and the libraries in directories.
 
-    All libraries of a name are in the key, so one that appears before another changes it. Those of
-    the system count by version. folders: directories to search after those of the flags. Raises
-    DeclarationError, as `files` does.
+    All libraries of a name count, so one that appears before another changes the key. folders: to
+    search after those of the flags. Raises DeclarationError, as `files` does.
     """
     parts = [*flags, *(part for flag in flags if "," in flag for part in flag.split(","))]
     names = [
@@ -142,7 +137,7 @@ def searched(flags: Iterable[str], variables: Iterable[str]) -> list[str]:
 def numbered(flags: Iterable[str], roots: Sequence[str]) -> Iterator[str]:
     """The flags with the number of a root in the place of its path."""
     for flag in flags:
-        option = next((o for o in SEARCHING if flag.startswith(o)), "")
+        option = next((o for o in _SEARCHING if flag.startswith(o)), "")
         path = flag[len(option) :].removeprefix("=") if option else flag
         yield f"{option}<{roots.index(path)}>" if path in roots else flag
 

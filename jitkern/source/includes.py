@@ -31,14 +31,12 @@ _DIRECTIVE = (  # at the start of a line, behind a byte order mark or a comment 
 _INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or a macro's first letter
 _PROBED = rb'\b__has_include(?:_next)?[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
 _NO_PROBE = rb"\b(?:ifn?def|defined?)[ \t(]+__has_include(?:_next)?\b"
-_REFUSED = {  # directives, and what to write
-    rb"\.incbin\b": "`.incbin`: have the kernel take the data as an argument, or write it out",
-    rb'\.include(?:[ \t]|\\t)*\\?"': "`.include` of the assembler: write its text out",
-    rb"(?m)^[ \t]*(?:#|%:)[ \t]*embed\b": "`#embed`: write the data out",
-    rb"\b__has_embed\b": "`__has_embed`: leave it out",
-    rb'\b__has_include(?:_next)?\b(?![ \t]*\([ \t]*["<])': (
-        "`__has_include` of a macro: write the name of the header into it"
-    ),
+_REFUSED = {  # directives that read what no key covers
+    "`.incbin`": rb"\.incbin\b",
+    "`.include` of the assembler": rb'\.include(?:[ \t]|\\t)*\\?"',
+    "`#embed`": rb"(?m)^[ \t]*(?:#|%:)[ \t]*embed\b",
+    "`__has_embed`": rb"\b__has_embed\b",
+    "`__has_include` of a macro": rb'\b__has_include(?:_next)?\b(?![ \t]*\([ \t]*["<])',
 }
 _WORDS = (b".inc", b"embed", b"__has_")  # one is in each text that has such a directive
 _COMMENT = rb'(?s)("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/'
@@ -67,7 +65,7 @@ class Walked:
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[str, str]] = {}  # of a path: the file, the folder of its name
-        self.texts: dict[str, tuple[bytes, list[Name], bool]] = {}
+        self.texts: dict[str, tuple[bytes, list[Name], bool, str]] = {}
         self.found: dict[File, list[File]] = {}
 
 
@@ -94,14 +92,12 @@ def walk(
         if resolved not in known.texts:
             data = Path(path).read_bytes()
             known.texts[resolved] = data, *included(data)
-            directive, _, remedy = refused(data).partition(": ")
-            if directive:
-                raise DeclarationError(
-                    f"{path} has {directive}, which reads what the cache key does not cover: "
-                    f"{remedy}. A library may have it in a root with a version: "
-                    "include=[Include(root, version=...)]"
-                )
-        data, names, computed = known.texts[resolved]
+        data, names, computed, refused = known.texts[resolved]
+        if refused:
+            raise DeclarationError(
+                f"{path} has {refused}, which reads what the cache key does not cover: write out "
+                "what it reads, or give the root of its library a version: Include(root, version=…)"
+            )
         yield label, resolved, data, computed
         if (above, resolved) not in followed:  # by a link, a name may mean another file
             followed.add((above, resolved))
@@ -111,45 +107,24 @@ def walk(
 
 
 @functools.lru_cache(maxsize=256)
-def included(text: bytes) -> tuple[list[Name], bool]:
-    """The names of files in a text, and whether a macro names one."""
+def included(text: bytes) -> tuple[list[Name], bool, str]:
+    """The names of files in a text, whether a macro names one, and a refused directive."""
     if b"\0" in text[:4096]:  # an object
-        return [], False
-    joined = _joined(text)
+        return [], False, ""
+    joined, refused = re.sub(_CONTINUED, b"", text), ""
     matches = re.findall(_INCLUDE, joined)
     computed = any(macro for *_, macro in matches)
-    names = [(following, quote, name) for following, quote, name, _ in matches if name]
-    if b"__has_" in joined:
-        names += re.findall(_PROBED, _uncommented(joined))
-    return [
+    found = [(following, quote, name) for following, quote, name, _ in matches if name]
+    if any(word in joined for word in _WORDS):
+        code = re.sub(_COMMENT, lambda match: match[1] or b" ", joined)
+        found += re.findall(_PROBED, code)
+        code = re.sub(_NO_PROBE, b"", code)
+        refused = next((what for what, read in _REFUSED.items() if re.search(read, code)), "")
+    names = [
         Name(name.decode(errors="surrogateescape"), quote == b'"', bool(following))
-        for following, quote, name in dict.fromkeys(names)
-    ], computed
-
-
-def refused(text: bytes) -> str:
-    """The directive of a text that reads what no key covers, and what to write; or ""."""
-    if b"\0" in text[:4096] or not any(word in text for word in _WORDS):
-        return ""
-    code = re.sub(_NO_PROBE, b"", _uncommented(_joined(text)))
-    return next((what for pattern, what in _REFUSED.items() if re.search(pattern, code)), "")
-
-
-def _uncommented(text: bytes) -> bytes:
-    """The text with a blank in place of each comment."""
-    return re.sub(_COMMENT, lambda match: match[1] or b" ", text)
-
-
-def headers_in(text: str) -> set[str]:
-    """The names in the `#include` directives of a text."""
-    data = text.encode(errors="surrogateescape")
-    names = [name for _, _, name, _ in re.findall(_INCLUDE, _joined(data))]
-    return {name.decode(errors="surrogateescape") for name in names if name}
-
-
-def _joined(text: bytes) -> bytes:
-    """The text with its continued lines joined."""
-    return re.sub(_CONTINUED, b"", text) if b"\\" in text else text
+        for following, quote, name in dict.fromkeys(found)
+    ]
+    return names, computed, refused
 
 
 def including(variant: Variant, column: str, paths: Iterable[Path]) -> Variant:

@@ -396,7 +396,7 @@ def test_linker_flags_are_refused_where_files_cannot_be_known(build, compiler_th
         (
             '#define D "/data"\nasm(".incbin " D);',
             [],
-            "k.cpp has `.incbin`, which .*: have the kernel",
+            "k.cpp has `.incbin`, which .*: write out what",
         ),
         (
             "",

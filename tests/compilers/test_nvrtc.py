@@ -375,18 +375,21 @@ def test_an_unknown_header_and_no_nvcc_says_so(build, monkeypatch):
 
 
 # As the extensions of Torch have it: one file, whose kernels need nothing of Torch.
-OF_TORCH = """#include <torch/extension.h>
+OF_TORCH = """#ifndef __CUDACC_RTC__
+#include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <pybind11/pybind11.h>
 #define CHECK(x) TORCH_CHECK(x.is_cuda(), #x " must be on a GPU")
 struct Workspace { at::Tensor memory; int64_t size; };
 static const std::vector<at::ScalarType> kinds = {at::kFloat, at::kHalf};
+#endif
 template <typename scalar_t>
 __global__ void k(scalar_t* out, const scalar_t* __restrict__ x, float a, int64_t n) {
   int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
   if (i < n) out[i] = x[i] * a;
 }
+#ifndef __CUDACC_RTC__
 torch::Tensor scale(torch::Tensor x, double a) {
   CHECK(x);
   const at::cuda::OptionalCUDAGuard guard(device_of(x));
@@ -399,23 +402,16 @@ torch::Tensor scale(torch::Tensor x, double a) {
 }
 TORCH_LIBRARY_FRAGMENT(mine, m) { m.def("scale(Tensor x, float a) -> Tensor"); }
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale, "scale"); }
+#endif
 """
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_torchs_headers_are_stood_in_for_and_its_code_is_guarded(build, monkeypatch, guarded):
+def test_an_extension_of_torch_may_be_guarded_as_a_whole(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    lines = OF_TORCH.splitlines(keepends=True)
-    lines[5:5] = ["#ifndef __CUDACC_RTC__\n"]
-    lines[8:8] = ["#endif\n"]
-    at = lines.index("torch::Tensor scale(torch::Tensor x, double a) {\n")
-    text = "".join([*lines[:at], "#ifndef __CUDACC_RTC__\n", *lines[at:], "#endif\n"])
-    if guarded:
-        entry = build(text, template=(("scalar_t", "f64"),))
-        assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
-    else:
-        with pytest.raises(CompileError, match=r"(?s)k\.cu\(6\): error: .*__CUDACC_RTC__"):
-            build(OF_TORCH, template=(("scalar_t", "f64"),))
+    entry = build(OF_TORCH, template=(("scalar_t", "f64"),))
+    assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
+    with pytest.raises(CompileError, match=r"(?s)<torch/extension\.h> is in .* `#ifndef __CUDACC"):
+        build(OF_TORCH.replace("#ifndef __CUDACC_RTC__", "#if 1"))
 
 
 @pytest.mark.parametrize("include", ["", "#include <sys/types.h>\n"])
@@ -430,19 +426,8 @@ NEEDS_TORCH = "#include <c10/util/Half.h>\n__global__ void k(c10::Half* o) {}"
 
 def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError, match=r'k\.cu\(2\): error: name followed by "::" must be'):
+    with pytest.raises(CompileError, match=r"<c10/util/Half.h> is in no include root: .*nvcc"):
         build(NEEDS_TORCH)
-
-
-@pytest.mark.long
-@needs_nvcc
-def test_a_header_that_nvcc_lacks_is_told_before_nvrtcs_error(build):
-    with pytest.raises(CompileError) as caught:
-        build(NEEDS_TORCH)
-    first, *rest = str(caught.value).splitlines()
-    assert "k.cu:1:10: fatal error: c10/util/Half.h: No such file or directory" in first
-    assert "k.cu(2): error: name followed by" in rest[2]
-    assert "nvcc needs <c10/util/Half.h> to compile the whole file: declare" in rest[-2]
 
 
 @pytest.mark.long
@@ -493,20 +478,6 @@ def test_an_error_beside_a_host_half_names_its_line(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "nothing" is undefined'):
         build(TEACHING.replace("T(1)", "nothing"), template=(("T", "f32"),))
-
-
-@pytest.mark.parametrize("nvcc", [True, False])
-def test_a_missing_header_does_not_hide_a_kernels_error(build, monkeypatch, nvcc):
-    if not nvcc:
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError) as caught:
-        build(
-            f"#include <helper_cuda.h>\n{TEACHING.replace('T(1)', 'nothing')}",
-            template=(("T", "f32"),),
-        )
-    assert 'k.cu(4): error: identifier "nothing" is undefined' in str(caught.value)
-    if nvcc and toolkit.nvcc():
-        assert "nvcc needs <helper_cuda.h> to compile the whole file: " in str(caught.value)
 
 
 @pytest.mark.parametrize("nvcc", [True, False])

@@ -190,7 +190,7 @@ HOSTS = [  # what only the host uses, and a compiler for devices takes
     "enum Color { RED, GREEN } color = RED;",
     "struct Tmp { int a; } tmp = {3};",
     "#define MAKE(n) __global__ void n(double* x) { *x = 1; }\nMAKE(made)\nint f() { return 1; }",
-    "#include <vector>\n#include <fstream>\n#include <torch/extension.h>",
+    "#include <vector>\n#include <fstream>",
 ]
 
 
@@ -223,7 +223,7 @@ def test_template_arguments_that_are_missing_are_asked_for(file, monkeypatch, nv
         monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     says = "`k` is a template of <T, N>: name all of them, as "
     text = TEMPLATE.format("__global__")
-    for head in ("", "#include <stdio.h>\n", "#include <helper_cuda.h>\n"):
+    for head in ("", "#include <stdio.h>\n"):
         with pytest.raises(CompileError, match=says):
             jitkern.cuda_kernel(file(head + text), "k").compile(H100)
     with pytest.raises(CompileError, match=says):

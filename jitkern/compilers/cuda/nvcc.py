@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from jitkern.compilers import dependencies
+from jitkern.compilers import cuda, dependencies
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import ptx, toolkit
 from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
@@ -27,15 +26,6 @@ def identity(version: tuple[int, int]) -> dict[str, str]:
     return {"name": "nvcc", "version": f"{version[0]}.{version[1]}"}
 
 
-def why_not(target: Target) -> str:
-    """A hint that names the nvcc to install if none here builds for `target`."""
-    tool = toolkit.nvcc()
-    remedy = toolkit.pip_line(toolkit.NVCC, target.cuda_version)
-    if not tool:
-        return f"install nvcc: {remedy}"
-    return f"install another nvcc: {remedy} (nvcc {tool[1][0]}.{tool[1][1]} cannot build for it)"
-
-
 def compile_unit(
     variant: Variant,
     target: Target,
@@ -46,12 +36,10 @@ def compile_unit(
     flags: tuple[str, ...],
     text: str,
     used: tuple[str, str],
-    hint: Callable[[str], str],
 ) -> Built:
     """Compile a file with its host code, and keep only the cubin. Raises CompileError.
 
-    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
-    a hint for the error from nvcc's output.
+    text: the file; used: expressions for the addresses of the kernel and of its probe.
     """
     tool, version = nvcc
     source = variant.source
@@ -70,7 +58,8 @@ def compile_unit(
     process = run(command, source=source, folder=build, shown=True)
     write_log(staging, command, process.stdout)
     if process.returncode:
-        raise compile_error(variant, target, command, process.stdout, hint(process.stdout))
+        hint = cuda.nvrtc_hints.remedy(variant, target, text, process.stdout)
+        raise compile_error(variant, target, command, process.stdout, hint)
     files = dependencies.in_folder(build, ["unit"])
     host = cc_build.toolchain("c++", files)
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]

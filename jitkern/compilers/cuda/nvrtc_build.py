@@ -22,7 +22,6 @@ from jitkern.compilers.result import (
     Built,
     compile_error,
     missing_function,
-    missing_header,
     no_kernel,
     write_log,
 )
@@ -71,32 +70,15 @@ def build(
         built, output = attempt.build(headers)
         if re.search(_OTHER_INT64, output):
             built, output = attempt.build(headers, int64="long long")
-    return built or _with_nvcc(attempt, output, text, flags)
-
-
-def _with_nvcc(attempt: _Attempt, output: str, text: str, flags: Sequence[str]) -> Built:
-    """Build with nvcc, if there is one, a file that NVRTC refused. Raises CompileError."""
-    variant, target, kernel = attempt.variant, attempt.target, attempt.kernel
-    nvcc = cuda.nvcc.nvcc_for(target)
-    if not nvcc:
-        hint = cuda.nvrtc_hints.hint(variant, target, text, output)
-        raise compile_error(variant, target, attempt.command, output, hint)
-    try:
+    if built:
+        return built
+    used = kernel.address, f"&{kernel.probe}"
+    if nvcc := cuda.nvcc.nvcc_for(target):
         return cuda.nvcc.compile_unit(
-            variant, target, attempt.closure, attempt.staging, nvcc=nvcc,
-            flags=tuple(flags), text=text,
-            used=(kernel.address, f"&{kernel.probe}"),
-            hint=lambda log: cuda.nvrtc_hints.remedy(variant, target, text, log),
-        )  # fmt: skip
-    except CompileError as e:
-        header = missing_header(e.log)
-        if not header or missing_header(output):
-            raise
-        hint = cuda.nvrtc_hints.remedy(variant, target, text, output) or (
-            f"nvcc needs <{header}> to compile the whole file: declare its directory with "
-            "include=[...]. NVRTC does not need this header, but refused the kernels"
+            variant, target, closure, staging, nvcc=nvcc, flags=flags, text=text, used=used
         )
-        raise compile_error(variant, target, attempt.command, f"{e.log}\n{output}", hint) from e
+    hint = cuda.nvrtc_hints.hint(variant, target, text, output)
+    raise compile_error(variant, target, attempt.command, output, hint)
 
 
 class _Kernel(NamedTuple):
@@ -140,7 +122,8 @@ class _Attempt:
         trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails if the file exists
         expressions = (kernel.name, kernel.probe)
         headers = {**self._headers, **(host or {})}
-        added = ["-default-device", *stand_ins.options(int64)] if host else []
+        implied = f"-D{stand_ins.INT64}={int64}", f"--pre-include={stand_ins.IMPLIED}"
+        added = ["-default-device", *implied] if host else []
         program = NvrtcProgram(self._library, self._text, name, expressions, headers)
         try:
             options = [*self._options, *added, f"-fdevice-time-trace={trace}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jitkern.compilers.cuda import nvcc, ptx, toolkit
+from jitkern.compilers.cuda import ptx, toolkit
 from jitkern.compilers.cuda.nvrtc_api import UNDEFINED, UNKNOWN_OPTION
 from jitkern.compilers.result import missing_function, missing_header, no_function, no_kernel
 from jitkern.source import cpp_text, defining_file
@@ -20,7 +20,7 @@ _UNRESOLVED = r"Unresolved extern function '(\w+)'"
 
 def hint(variant: Variant, target: Target, text: str, output: str) -> str:
     """A hint for NVRTC's error if there is no nvcc."""
-    install = nvcc.why_not(target)
+    install = toolkit.why_not_nvcc(target)
     if unknown := re.search(UNKNOWN_OPTION, output):
         flag = unknown.group(1) or "--extended-lambda"
         return f"NVRTC does not know `{flag}`; for a flag of nvcc, {install}"

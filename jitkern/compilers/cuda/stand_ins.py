@@ -1,19 +1,19 @@
-"""Stand-ins for the headers of the host that a `.cu` file includes, for NVRTC, which has none.
+"""Stand-ins for headers of C, C++ and CUDA that device code includes, for NVRTC, which has none.
 
 They are empty, or hold the few names that kernels use: `INT_MAX`, `int64_t`, `M_PI`.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from jitkern.source import cpp_text, includes
+from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
 
-_IMPLIED = "jitkern/implied.h"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+IMPLIED = "jitkern/implied.h"
 
 _C = """
 assert ctype errno fenv float inttypes limits locale math setjmp signal stdarg stddef stdint stdio
@@ -24,20 +24,10 @@ filesystem forward_list fstream functional future initializer_list iomanip ios i
 istream iterator limits list locale map memory mutex new numeric optional ostream queue random ratio
 regex set shared_mutex sstream stack stdexcept streambuf string string_view system_error thread
 tuple type_traits typeindex typeinfo unordered_map unordered_set utility valarray variant vector"""
-_SYSTEM = """
-bits/stdc++.h dirent.h dlfcn.h err.h execinfo.h fcntl.h getopt.h glob.h libgen.h malloc.h memory.h
-mpi.h netdb.h omp.h poll.h pthread.h pwd.h sched.h semaphore.h stdbool.h strings.h termios.h
-unistd.h windows.h Windows.h"""
+_SYSTEM = "bits/stdc++.h malloc.h memory.h stdbool.h strings.h sys/types.h"
 _CUDA = """
-cuda.h cuda_profiler_api.h cuda_runtime.h cuda_runtime_api.h curand.h device_functions.h
-device_launch_parameters.h exception.h helper_cuda.h helper_functions.h helper_image.h
-helper_string.h helper_timer.h nccl.h"""
-# Libraries that only host code uses.
-_LIBRARIES = (
-    r"(?:arpa|ATen|boost|c10|EGL|GL|GLES\d?|GLFW|linux|net|netinet|nvtx3|opencv2?|pybind11|sys|thrust"
-    r"|torch|vulkan|X11)/.+|Python\.h"
-    r"|(?:cublas|cudnn|cufft|cusolver|cusparse|cudaGL|cuda_gl_|nvToolsExt|nvml|npp|nvjpeg)\w*\.h"
-)
+cuda.h cuda_profiler_api.h cuda_runtime.h cuda_runtime_api.h device_functions.h
+device_launch_parameters.h exception.h"""
 _CUB = "cub/cub.cuh"
 # Includes of host functions, and the error by which CUB 3.2 refuses NVRTC.
 _CUB_OF_THE_HOST = (
@@ -50,7 +40,7 @@ log2 pow rint round sin sinh sqrt tan tanh trunc"""
 NAMES = frozenset(f"{_CPP} {_SYSTEM} {_CUDA}".split()).union(
     *((f"{name}.h", f"c{name}") for name in _C.split())
 )
-INT64 = "JITKERN_INT64"  # a macro: `long` or `long long`
+INT64 = "JITKERN_INT64"  # a macro: `long` as on Linux, or `long long` as in libcu++ under NVRTC
 _MACROS = {
     "stdint": f"""
 typedef {INT64} intptr_t; typedef unsigned {INT64} uintptr_t;
@@ -120,17 +110,6 @@ _NAMES = {  # declarations that a header also puts into the namespace std
 }
 
 
-def implied() -> str:
-    """The headers that nvcc includes into every file, as far as kernels use them."""
-    names = ("stddef.h", "stdint.h", "limits.h", "math.h", "sys/types.h")
-    return "".join(map(stand_in, names))
-
-
-def is_host(name: str) -> bool:
-    """Whether a header, as `#include` names it, is for host code only."""
-    return name in NAMES or re.fullmatch(_LIBRARIES, name) is not None
-
-
 def of_cub(directories: Iterable[Path]) -> dict[str, str]:
     """`cub/cub.cuh` without its host functions, which NVRTC refuses; {} if there is no CUB."""
     for directory in directories:
@@ -151,35 +130,18 @@ def stand_in(name: str) -> str:
         text += _INTEGERS + _MACROS["stdint"] + "\n"
     elif name == f"{stem}.h":
         text += _MACROS.get(stem, "") + "\n"
-    if name.startswith("cublas"):
-        text += "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
-    elif name.startswith("cufft"):
-        text += "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex;\n"
-        text += "typedef float cufftReal; typedef double cufftDoubleReal;\n"
     return f"#ifndef {guard}\n#define {guard}\n{text}#endif\n"
 
 
 def headers_for(closure: Closure) -> dict[str, str]:
     """The stand-ins for the files of `closure`, by the names that `#include` has.
 
-    The author's own headers have none. NVRTC refuses a byte order mark, so a header that has one is
-    given without it.
+    The author's own headers have none, and are given without the byte order mark, which NVRTC
+    refuses.
     """
-    own = {path: cpp_text.read(path) for path in closure.paths}
-    included = {name for text in own.values() for name in includes.headers_in(text)}
-    headers = {name: stand_in(name) for name in NAMES.union(filter(is_host, included))}
-    for name in included:
-        tail = Path(re.sub(r"^(\.\.?/)+", "", name)).parts
-        for path in (path for path in own if path.parts[-len(tail) :] == tail):
-            headers.pop(name, None)
-            if path.read_bytes().startswith(_BYTE_ORDER_MARK):
-                headers[name] = own[path]
-    return {**headers, _IMPLIED: implied()}
-
-
-def options(int64: str) -> Sequence[str]:
-    """The options with which NVRTC includes the implied headers.
-
-    int64: the type of int64_t: `long` as on Linux, or `long long` as in libcu++ under NVRTC.
-    """
-    return f"-D{INT64}={int64}", f"--pre-include={_IMPLIED}"
+    own = {path.name: path for path in closure.paths}
+    headers = {name: stand_in(name) for name in NAMES if Path(name).name not in own}
+    marked = {name: path for name, path in own.items() if path.read_bytes()[:3] == codecs.BOM_UTF8}
+    headers |= {name: cpp_text.read(path) for name, path in marked.items()}
+    implied = ("stddef.h", "stdint.h", "limits.h", "math.h", "sys/types.h")  # by nvcc in every file
+    return {**headers, IMPLIED: "".join(map(stand_in, implied))}

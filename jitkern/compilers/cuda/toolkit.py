@@ -149,6 +149,15 @@ def nvcc() -> tuple[str, tuple[int, int]] | None:
     return _nvcc(*([path] if path else []), *(str(tool) for tool in tools if tool.is_file()))
 
 
+def why_not_nvcc(target: Target) -> str:
+    """A hint that names the nvcc to install if none here builds for `target`."""
+    tool = nvcc()
+    remedy = pip_line(NVCC, target.cuda_version)
+    if not tool:
+        return f"install nvcc: {remedy}"
+    return f"install another nvcc: {remedy} (nvcc {tool[1][0]}.{tool[1][1]} cannot build for it)"
+
+
 @functools.cache
 def _nvcc(*tools: str) -> tuple[str, tuple[int, int]] | None:
     for tool in tools:

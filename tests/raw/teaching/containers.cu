@@ -1,10 +1,10 @@
 // Thrust on the host, a lambda, timing, and overloaded kernels.
 #include <chrono>
 #include <random>
+#ifndef __CUDACC_RTC__
 #include <thrust/device_vector.h>
 #include <thrust/host_vector.h>
 
-#ifndef __CUDACC_RTC__
 auto now = [] { return std::chrono::steady_clock::now(); };
 using Clock = std::chrono::steady_clock;
 typedef thrust::device_vector<float> Vector;

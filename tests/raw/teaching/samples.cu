@@ -1,7 +1,9 @@
 // In the manner of the CUDA samples: helper headers, templates, dynamic shared memory, extern "C".
 #include <assert.h>
+#ifndef __CUDACC_RTC__
 #include <helper_cuda.h>
 #include <helper_functions.h>
+#endif
 
 template <class T>
 struct SharedMemory {
