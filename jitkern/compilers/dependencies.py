@@ -22,7 +22,7 @@ LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
 READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "-z")
 
 
-class Uncovered(CompileError):
+class UncoveredError(CompileError):
     """A tool opened a file that the key does not cover."""
 
 
@@ -86,9 +86,9 @@ def check(
     toolchain: Iterable[str | Path],
     op: str,
 ) -> None:
-    """Raise Uncovered for a file that a tool opened and that the key does not cover."""
+    """Raise UncoveredError for a file that a tool opened and that the key does not cover."""
     for path in beyond(source, closure, opened, toolchain):
-        raise Uncovered(
+        raise UncoveredError(
             f"{op}: the compiler opened {path}, which the cache key does not cover. "
             f"{_remedy(path)}",
             op=op,

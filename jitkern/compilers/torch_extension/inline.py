@@ -168,7 +168,7 @@ class InlineCompiler(ExtensionCompiler):
         named = variant._replace(function=variant.source.name)  # for messages
         try:
             return super().compile_parts(named, *args, **options)
-        except compilers.dependencies.Uncovered as e:
+        except compilers.dependencies.UncoveredError as e:
             raise NotSupported(str(e)) from None
 
     def refuse(self, variant: Variant, build: Build, target: Target) -> None:
