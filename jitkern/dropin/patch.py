@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from jitkern import config
 from jitkern._fork import after_fork
@@ -92,7 +92,7 @@ def _through_the_cache(drop_in: F, original: Callable[..., Any] | None = None) -
             return original(*args, **keywords)
         return _built(name, args, keywords, unsupported() if original else "", original)
 
-    return config.hide_internal_frames(build)  # type: ignore[return-value]
+    return cast("F", build)
 
 
 def _built(
