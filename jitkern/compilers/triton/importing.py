@@ -16,12 +16,14 @@ import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import linecache
 import os
 import site
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
@@ -46,62 +48,88 @@ class ImportRefused(BaseException):
     """The import reads what no key covers; no `except Exception` of the file is to catch this."""
 
 
-class ImportWorld:
-    """The process as the file sees it. facts: what was read besides files, by name."""
+@dataclass
+class Import:
+    """One import: what it may open, what it has read besides files, and its module.
 
-    def __init__(self, source: Source, request: dict[str, Any]) -> None:
-        self.source = source
-        self.target = Target.parse(request["target"])
-        self.facts: dict[str, Any] = {}
-        self._covered = frozenset(request["covered"])
-        self._device: dict[str, Any] = request["device"]
-        self._variables: dict[str, str] = request["variables"]
-        self._stubs: bool = request.get("stubs", True)  # in place of packages
-        self._has_torch: bool = request["has torch"]
+    device, variables: what is told to it. stubs: whether packages above the file are stubs.
+    """
+
+    source: Source
+    target: Target
+    covered: frozenset[str]
+    device: dict[str, Any]
+    variables: dict[str, str]
+    stubs: bool
+    facts: dict[str, Any] = field(default_factory=dict)
+    module: Any = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other file may be imported in the same process."""
+        return bool(self.facts) or not self.stubs
+
+
+class ImportWorld:
+    """The process as files see it as they are imported. now: the import of the moment."""
+
+    now: Import
+
+    def __init__(self, *, has_torch: bool) -> None:
+        self._has_torch = has_torch
         self._is_importing = False
+        self._path, self._modules = [*sys.path], {*sys.modules}
         stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
         self._stdlib = tuple(f"{os.path.realpath(path)}{os.sep}" for path in stdlib)
-        folders = {
-            sysconfig.get_path("purelib"),
-            sysconfig.get_path("platlib"),
-            site.getusersitepackages(),
-        }
-        self._installed = tuple(
-            f"{os.path.realpath(p)}{os.sep}" for p in {*folders, *site.getsitepackages()}
-        )
-        self._system = (
-            "/dev/null",
-            "/lib",
-            "/usr/",
-            f"{os.path.realpath(sys.base_prefix)}{os.sep}",
-        )
-        here = os.path.realpath(Path(__file__).parents[2])
-        self._jitkern = f"{here}{os.sep}"
+        folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+        folders |= {site.getusersitepackages(), *site.getsitepackages()}
+        self._installed = tuple(f"{os.path.realpath(path)}{os.sep}" for path in folders)
+        base = os.path.realpath(sys.base_prefix)
+        self._system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
+        self._jitkern = f"{os.path.realpath(Path(__file__).parents[2])}{os.sep}"
         self._tools = (self._jitkern, *(f"{p}{t}{os.sep}" for p in self._installed for t in _TOOLS))
+        self._real: Callable[[str], str] = functools.cache(os.path.realpath)
+        self._finder = _Finder(self)
+        sys.meta_path.insert(0, self._finder)
+        os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
+        subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
+        sys.addaudithook(self._audit)
 
     # -------------------------------------------------------------- the import
 
-    def module(self) -> ModuleType:
-        """Import the file; returns its module. Raises what its statements do, and ImportRefused."""
-        path = self.source.paths[0].absolute()
-        package = self.source.package or ("" if self.source.text else _package_of(path))
+    def imported(self, source: Source, request: dict[str, Any]) -> Import:
+        """Import a file. Raises what its statements do, and ImportRefused."""
+        self._forget()
+        self.now = Import(
+            source, Target.parse(request["target"]), frozenset(request["covered"]),
+            request["device"], request["variables"], request.get("stubs", True),
+        )  # fmt: skip
+        path = source.paths[0].absolute()
+        package = source.package or ("" if source.text else _package_of(path))
         top, *parts = package.split(".")
-        root = str(path.parents[len(parts) + 1]) if package else self.source.folder
+        root = str(path.parents[len(parts) + 1]) if package else source.folder
         if not package or root not in sys.path:
             sys.path.insert(0, root)
-        stubs = top if self._stubs else ""
-        sys.meta_path.insert(0, _Finder(self._covered, stubs, self._answer_torch))
-        os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
+        self._finder.top = top if self.now.stubs else ""
         self._answer_triton()
         if self._has_torch:
-            self._answer_torch()
-        subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
-        sys.addaudithook(self._audit)
+            self.answer_torch()
         self._is_importing = True
         try:
-            return self._imported(path, package)
+            self.now.module = self._imported(path, package)
         finally:
             self._is_importing = False
+        return self.now
+
+    def _forget(self) -> None:
+        """Forget the modules and texts of earlier imports, but for installed ones."""
+        sys.path[:] = self._path
+        for name, module in [*sys.modules.items()]:
+            file = self._real(getattr(module, "__file__", None) or "")
+            if name not in self._modules and not file.startswith((*self._installed, *self._stdlib)):
+                del sys.modules[name]
+        linecache.clearcache()
+        importlib.invalidate_caches()
 
     def _imported(self, path: Path, package: str) -> ModuleType:
         name = path.stem
@@ -149,7 +177,7 @@ class ImportWorld:
         if file.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 file = importlib.util.source_from_cache(file)
-        if file in self._covered:
+        if file in self.now.covered:
             return
         for folder in self._installed:
             if file.startswith(folder):
@@ -162,16 +190,16 @@ class ImportWorld:
 
     def _note_version(self, inside: str) -> None:
         top = inside.partition(os.sep)[0].partition(".")[0]
-        if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.facts:
+        if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.now.facts:
             return
         if top in ("jitkern", "__pycache__", "__editable__", "") or top.endswith(("-info", ".pth")):
             return
         name = _distribution_of(top)
         if name is not None:
-            self.facts[f"version {name}"] = importlib.metadata.version(name)
+            self.now.facts[f"version {name}"] = importlib.metadata.version(name)
 
     def _told(self, what: str) -> str:
-        return f"the import of {self.source.paths[0]} {what}: {_REMEDY}"
+        return f"the import of {self.now.source.paths[0]} {what}: {_REMEDY}"
 
     def _is_of_tools(self, frame: FrameType | None, *, at_import: bool = False) -> bool:
         """Whether code of Triton, Torch or Python itself asks, and not code that they are asked by.
@@ -180,9 +208,9 @@ class ImportWorld:
         """
         while frame is not None:
             file, code = frame.f_code.co_filename, frame.f_code
-            real = os.path.realpath(file)
+            real = self._real(file)
             frame = frame.f_back
-            if real in self._covered:
+            if real in self.now.covered:
                 return False
             if real == __file__ or file.startswith("<frozen") or self._is_python(real):
                 continue
@@ -197,19 +225,15 @@ class ImportWorld:
     def _is_python(self, file: str) -> bool:
         return file.startswith(self._stdlib) and not file.startswith(self._installed)
 
-    def is_own(self, file: str) -> bool:
-        """Return whether a file is one of the closure."""
-        return file in self._covered
-
     # -------------------------------------------------------------- variables
 
     def variable(self, name: str) -> str | None:
         """Return a variable of the process that asks, and note it."""
-        value = self._variables.get(name)
+        value = self.now.variables.get(name)
         fact = f"variable {name}"
-        if not self._is_importing and fact not in self.facts:
+        if not self._is_importing and fact not in self.now.facts:
             raise ImportRefused(self._told(f"reads the variable {name} as it is compiled"))
-        self.facts[fact] = value
+        self.now.facts[fact] = value
         return value
 
     def all_variables(self, frame: FrameType | None) -> dict[str, str] | None:
@@ -218,17 +242,17 @@ class ImportWorld:
             return None
         if not self._is_of_tools(frame, at_import=True):
             raise ImportRefused(self._told("reads the whole environment"))
-        return self._variables
+        return self.now.variables
 
     # -------------------------------------------------------------- the device
 
     def ask(self, name: str) -> Any:
         """Return what the device tells by a name, and note it. Raises ImportRefused."""
-        if name not in self._device:
+        if name not in self.now.device:
             raise ImportRefused(self._told(f"asks for `{name}`, which no absent GPU tells"))
         if name not in ("major", "minor", "warp_size"):  # which the target has
-            self.facts[f"device {name}"] = self._device[name]
-        return self._device[name]
+            self.now.facts[f"device {name}"] = self.now.device[name]
+        return self.now.device[name]
 
     def _refuse(self, what: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -240,29 +264,29 @@ class ImportWorld:
         from triton.backends.compiler import GPUTarget
         from triton.runtime import driver
 
-        major, minor = capability_of(self.target)
+        major, minor = capability_of(self.now.target)
         gpu = GPUTarget("cuda", 10 * major + minor, 32)
         driver.set_active(_Driver(self, gpu))
 
-    def _answer_torch(self) -> None:
+    def answer_torch(self) -> None:
         import torch
 
         cuda = torch.cuda
-        version = f"{self.target.cuda[:-1]}.{self.target.cuda[-1]}"
+        version = f"{self.now.target.cuda[:-1]}.{self.now.target.cuda[-1]}"
         torch.version.cuda = version
         torch.version.hip = None
         made = type(torch.__version__)
-        torch.__version__ = made(f"{self.target.torch}+cu{self.target.cuda}")
+        torch.__version__ = made(f"{self.now.target.torch}+cu{self.now.target.cuda}")
         torch.version.__version__ = str(torch.__version__)
         answers: dict[str, Callable[..., Any]] = {
             "is_available": lambda: True,
-            "is_bf16_supported": lambda *_, **__: capability_of(self.target) >= (8, 0),
+            "is_bf16_supported": lambda *_, **__: capability_of(self.now.target) >= (8, 0),
             "device_count": lambda: self.ask("count"),
             "current_device": lambda: 0,
-            "get_device_capability": lambda *_: capability_of(self.target),
+            "get_device_capability": lambda *_: capability_of(self.now.target),
             "get_device_name": lambda *_: self.ask("name"),
             "get_device_properties": lambda *_: _Properties(self),
-            "get_arch_list": lambda: [self.target.arch],
+            "get_arch_list": lambda: [self.now.target.arch],
             "_lazy_init": self._refuse("CUDA"),
             "init": self._refuse("`torch.cuda.init`"),
         }
@@ -299,7 +323,7 @@ class _Driver:
         return 0
 
     def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        return capability_of(self._world.target)
+        return capability_of(self._world.now.target)
 
     def get_active_torch_device(self) -> Any:
         import torch
@@ -421,8 +445,9 @@ class _TorchLoader(importlib.machinery.SourceFileLoader):
 class _Finder:
     """Finds the own modules of a kernel, packages of its own among them as stubs."""
 
-    def __init__(self, covered: frozenset[str], top: str, answer: Callable[[], None]) -> None:
-        self._covered, self._top, self._answer = covered, top, answer
+    def __init__(self, world: ImportWorld) -> None:
+        self._world = world
+        self.top = ""  # the package of which packages are stubs
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         top = name.partition(".")[0]
@@ -435,10 +460,10 @@ class _Finder:
             return spec
         path = str(spec.origin)
         if name == "torch":
-            spec.loader = _TorchLoader(name, path, self._answer)
-        elif top == self._top and spec.submodule_search_locations is not None:
+            spec.loader = _TorchLoader(name, path, self._world.answer_torch)
+        elif top == self.top and spec.submodule_search_locations is not None:
             spec.loader = _PackageLoader(name, path)
-        elif os.path.realpath(path) in self._covered:
+        elif os.path.realpath(path) in self._world.now.covered:
             spec.loader = _Loader(name, path)
         return spec
 

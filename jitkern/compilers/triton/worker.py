@@ -1,7 +1,8 @@
 """The child process that runs Triton: reads JSON requests line by line, and writes answers so.
 
-It imports Triton once, and forks for each kernel's file, so that each import has a process of its
-own. The process ends when its parent closes the pipe (or dies), or after being idle for a while.
+It imports Triton once, and forks for the files of a package, so that no import meets what another
+package has changed. A file that reads more than the files of its source has a process of its own.
+The process ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern.compilers.cuda import ptx
-from jitkern.compilers.triton.importing import ImportRefused, ImportWorld
+from jitkern.compilers.triton.importing import Import, ImportRefused, ImportWorld
 from jitkern.source import triton_decorators, triton_globals
 from jitkern.source.closure import imports_of
 from jitkern.source.constants import NotConstant, decoded
@@ -36,19 +38,29 @@ from jitkern.source.kinds import SOURCES, Variant
 from jitkern.source.triton_decorators import BARE
 
 IDLE = 300.0  # seconds
-WORLDS = 4  # imports that are kept, each in a process of its own
+FORKS = 4  # processes with imports that are kept
 _with_torch: list[bool] = []  # whether this process has imported Torch
 
 
-class WorldProcess(NamedTuple):
-    """A process with the import of one file; what it is asked, and what it answers."""
+@dataclass(eq=False)
+class Fork:
+    """A process with imports of files; what it is asked, and what it answers.
+
+    files: those that it has imported. seen: the variables and the device, if one of them was read.
+    """
 
     process: int
     asked: Any
     answers: Any
+    group: str
+    files: set[str] = field(default_factory=set)
+    seen: str = ""
 
-
-Worlds = dict[str, WorldProcess]  # by what the imports see
+    def has(self, group: str, file: str, seen: str) -> bool:
+        """Return whether the process has a file's import, or may import it."""
+        if self.group != group or self.seen not in ("", seen):
+            return False
+        return file in self.files or not self.seen
 
 
 def main() -> None:
@@ -59,11 +71,11 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(asked, requests), daemon=True).start()
-    worlds: Worlds = {}
+    forks: list[Fork] = []
     with contextlib.suppress(queue.Empty):
         while True:
             line = requests.get(timeout=IDLE)
-            answers.write(_forwarded(json.loads(line), worlds, (asked, answers.fileno())))
+            answers.write(_forwarded(json.loads(line), forks, (asked, answers.fileno())))
             answers.flush()
     os._exit(0)  # the other thread still reads
 
@@ -80,35 +92,46 @@ def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _forwarded(request: dict[str, Any], worlds: Worlds, pipes: Sequence[int]) -> str:
+def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int]) -> str:
     """Return the answer of the process that has the import of a request's file.
 
     Where the import fails with stubs of packages, whose `__init__` import one another, another
     process imports the packages themselves.
     """
-    key = json.dumps(request["world"], sort_keys=True)
-    if key in worlds:
-        worlds[key] = worlds.pop(key)  # the last used last
-    else:
-        _prepare(request["world"]["covered"])
-        worlds[key] = _fork(request["world"], worlds, pipes)
-    answer = _answer_of(worlds[key], request)
+    world = request["world"]
+    package, folder = world["source"].get("package", ""), world["source"]["folder"]
+    _prepare(world["covered"])
+    group = json.dumps([world["target"], package.partition(".")[0] or folder, bool(_with_torch)])
+    file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
+    seen = json.dumps([world["variables"], world["device"]], sort_keys=True)
+    fork = next((one for one in forks if one.has(group, file, seen)), None)
+    if fork is None:
+        fork = _forked(group, forks, pipes)
+    forks.remove(fork)
+    forks.append(fork)  # the last used last
+    answer = _answer_of(fork, {**request, "file": file})
     if "import failed" in answer:
-        _end(worlds.pop(key))
-        worlds[key] = _fork({**request["world"], "stubs": False}, worlds, pipes)
-        again = _answer_of(worlds[key], request)
+        other = _forked(group, forks, pipes)
+        again = _answer_of(other, {**request, "file": file, "world": {**world, "stubs": False}})
+        fork, other = (fork, other) if "import failed" in again else (other, fork)
         answer = answer if "import failed" in again else again
-    if "ended" in answer:
-        answer["ended"] = _end(worlds.pop(key))
+        _end(other)
+        forks.remove(other)
+    fork.files.add(file)
+    if "ended" in answer or "import failed" in answer:
+        answer["ended" if "ended" in answer else "import failed"] = _end(fork)
+        forks.remove(fork)
+    elif answer["alone"]:
+        fork.seen = seen
     return json.dumps(answer) + "\n"
 
 
-def _answer_of(forked: WorldProcess, request: dict[str, Any]) -> dict[str, Any]:
+def _answer_of(fork: Fork, request: dict[str, Any]) -> dict[str, Any]:
     line = ""
     with contextlib.suppress(BrokenPipeError):
-        forked.asked.write(json.dumps({**request, "world": None}) + "\n")
-        forked.asked.flush()
-        line = forked.answers.readline()
+        fork.asked.write(json.dumps(request) + "\n")
+        fork.asked.flush()
+        line = fork.answers.readline()
     answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"ended": None}
     return answer
 
@@ -122,42 +145,46 @@ def _prepare(covered: list[str]) -> None:
         _with_torch.append(True)
 
 
-def _fork(world: dict[str, Any], worlds: Worlds, pipes: Sequence[int]) -> WorldProcess:
-    """Start a process for an import; the one that was used longest ago ends if there are many."""
-    while len(worlds) >= WORLDS:
-        _end(worlds.pop(next(iter(worlds))))
-    pipes = [*pipes, *(p.fileno() for w in worlds.values() for p in (w.asked, w.answers))]
+def _forked(group: str, forks: list[Fork], pipes: Sequence[int]) -> Fork:
+    """Return a new process, the last of `forks`, of which the first ends if there are many."""
+    while len(forks) >= FORKS:
+        _end(forks.pop(0))
+    pipes = [*pipes, *(pipe.fileno() for one in forks for pipe in (one.asked, one.answers))]
     (asked, to), (of, answers) = os.pipe(), os.pipe()
     process = os.fork()
     if process:
         os.close(asked)
         os.close(answers)
-        return WorldProcess(process, os.fdopen(to, "w"), os.fdopen(of))
+        forks.append(Fork(process, os.fdopen(to, "w"), os.fdopen(of), group))
+        return forks[-1]
     for pipe in (*pipes, to, of):
         os.close(pipe)
+    world = ImportWorld(has_torch=bool(_with_torch))
+    files: dict[str, KernelFile] = {}
     with os.fdopen(asked) as lines, os.fdopen(answers, "w") as answered:
-        kernels = KernelFile({**world, "has torch": bool(_with_torch)})
         for line in lines:
-            answered.write(json.dumps(kernels.answer(json.loads(line))) + "\n")
+            request = json.loads(line)
+            if (name := request["file"]) not in files:
+                files[name] = KernelFile(world, request["world"])
+            answered.write(json.dumps(files[name].answer(request)) + "\n")
             answered.flush()
     os._exit(0)
 
 
-def _end(forked: WorldProcess) -> int:
+def _end(fork: Fork) -> int:
     """End a process, and return its status; 0 if it ended by itself."""
     with contextlib.suppress(OSError):
-        forked.asked.close()
-    forked.answers.close()
-    return os.waitstatus_to_exitcode(os.waitpid(forked.process, 0)[1])
+        fork.asked.close()
+    fork.answers.close()
+    return os.waitstatus_to_exitcode(os.waitpid(fork.process, 0)[1])
 
 
 class KernelFile:
     """The kernels of one file in its process: what they declare, and what compiles them."""
 
-    def __init__(self, world: dict[str, Any]) -> None:
-        fields = world["source"]
-        self._source = SOURCES["triton"](**fields)
-        self._world = ImportWorld(self._source, world)
+    def __init__(self, world: ImportWorld, request: dict[str, Any]) -> None:
+        self._source = SOURCES["triton"](**request["source"])
+        self._world, self._request = world, request
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: what is declared, or for a variant what was compiled."""
@@ -167,6 +194,7 @@ class KernelFile:
         variant = Variant(**{**fields, "source": self._source})
         log = io.StringIO()
         failed = True
+        found: dict[str, Any]
         try:
             with redirect_stdout(log), redirect_stderr(log):
                 failed = not self._module
@@ -176,16 +204,21 @@ class KernelFile:
                     else {"functions": self._functions(), "facts": self._facts()}
                 )
         except (Exception, SystemExit, ImportRefused) as e:  # noqa: BLE001  the edge of this process
-            said = {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
-            return {**said, "import failed": True} if failed else said
-        return {**found, "log": log.getvalue()}
+            found = {"error": _explain(e, variant), **({"import failed": True} if failed else {})}
+            log.write(traceback.format_exc())
+        return {**found, "log": log.getvalue(), "alone": failed or self._import.is_alone}
 
     @functools.cached_property
+    def _import(self) -> Import:
+        return self._world.imported(self._source, self._request)
+
+    @property
     def _module(self) -> ModuleType:
-        return self._world.module()
+        module: ModuleType = self._import.module
+        return module
 
     def _facts(self) -> list[tuple[str, Any]]:
-        return sorted(self._world.facts.items())
+        return sorted(self._import.facts.items())
 
     def _functions(self) -> dict[str, Any]:
         """Return what the functions of the file declare, or why they are not supported."""
@@ -208,6 +241,7 @@ class KernelFile:
         import triton
         from triton.backends.compiler import GPUTarget
 
+        self._world.now = self._import
         triton.knobs.cache.manager_class = stages = _Stages(staging)
         triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
         # Triton's own cache is new each time, so spare it the hash of its 500 MB for that key.
@@ -233,7 +267,7 @@ class KernelFile:
                 attributes[index,] = [["tt.divisibility", int(aligned)]]
             parameters.append(kind)
         source = _language_of(fn)(fn, signature, constants, attributes)
-        arch = int(re.sub(r"\D", "", self._world.target.arch))
+        arch = int(re.sub(r"\D", "", self._import.target.arch))
         options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
         (staging / "metadata.json").unlink()
@@ -289,7 +323,7 @@ class KernelFile:
                 if name not in names:
                     return
                 value, file = names[name], os.path.realpath(names.get("__file__") or "")
-                if self._world.is_own(file) and not name.startswith("__"):
+                if file in self._import.covered and not name.startswith("__"):
                     if (file, name) in used:
                         return
                     used[file, name] = value
