@@ -10,6 +10,8 @@ A function that this process has imported itself is compared with that once.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,8 +37,6 @@ from jitkern.source.triton_decorators import (
     read,
 )
 from jitkern.target import EXAMPLE, Target, short_version
-
-_DEEPEST = 20  # records that lead to one another
 
 
 class Declarations(NamedTuple):
@@ -156,14 +156,15 @@ def _read(op: str, source: Source, target: Target | None, *, may_import: bool) -
         raise DeclarationError(f"{op}: {missing(path)}")
     closure = closure_of(source)
     files = states(sorted(closure.named))
-    found = _recorded(source, closure, target) if target else None
+    walk = _Walk(source, closure, target) if target else None
+    found = walk.found() if walk else None
     if found is None:
         found = _of_another_target(source, files, target)
         if found is None and not _may_import(may_import):
             raise _not_cached(op, source, closure, target)
         found = found or _imported(op, source, closure, target)
-        if target:
-            _record(source, closure, target, found)
+        if walk:
+            walk.write(found)
     return _KnownFile(files, found, {})
 
 
@@ -202,11 +203,16 @@ def _not_cached(op: str, source: Source, closure: Closure, target: Target | None
 # ------------------------------------------------------------------ records
 
 
+@functools.cache
+def _triton() -> str:
+    return version_of("triton")
+
+
 def _key(source: Source, closure: Closure, target: Target, facts: Facts) -> Key:
     inputs = {
         **source_inputs(source, closure), "package": source.package,
         "facts": [list(fact) for fact in facts], "python": sys.version,
-        "triton": version_of("triton"),
+        "triton": _triton(),
     }  # fmt: skip
     name = Path(source.files[0]).stem
     place = str(target.for_device_code())
@@ -214,47 +220,44 @@ def _key(source: Source, closure: Closure, target: Target, facts: Facts) -> Key:
     return records.record_key("declaration", op, place, label_of(op, "declaration", place), inputs)
 
 
-def _walk(source: Source, closure: Closure, target: Target) -> tuple[Any, Key, set[str]]:
-    """Return the last record that leads on from the first, its key, and the facts that are asked.
+class _Walk:
+    """The records of a file for a target, from the first to the one that is missing or the last."""
 
-    The record is None where the next is missing.
-    """
-    asked: set[str] = set()
-    for _ in range(_DEEPEST):
-        facts = tuple((name, now(name, target)) for name in sorted(asked))
-        key = _key(source, closure, target, facts)
-        content = records.read(jit.open_cache(), key, _parsed)
-        if content is None and config.current().remotes and not jit.capturing():
-            try:
-                if not jit.download.fetch(key, source.kind, source.seconds):
-                    content = records.read(jit.open_cache(), key, _parsed)
-            except CacheError:  # nothing can be written
-                content = None
-        if content is None or "functions" in content:
-            return content, key, asked
-        asked |= {*content["reads"]}
-    raise NotCached(f"{source.paths[0]}: the records of its import lead nowhere")
+    def __init__(self, source: Source, closure: Closure, target: Target) -> None:
+        self._source, self._closure, self._target = source, closure, target
+        self._asked: set[str] = set()  # facts that records named
 
+    def _next(self) -> Key:
+        facts = tuple((name, now(name, self._target)) for name in sorted(self._asked))
+        return _key(self._source, self._closure, self._target, facts)
 
-def _recorded(source: Source, closure: Closure, target: Target) -> Declarations | None:
-    content, *_ = _walk(source, closure, target)
-    if content is None:
+    def found(self) -> Declarations | None:
+        """Return what the last record says; None where one is missing."""
+        while (content := self._content(self._next())) is not None:
+            if "functions" in content:
+                return Declarations(content["functions"], tuple(map(tuple, content["facts"])))
+            if self._asked.issuperset(content["reads"]):
+                break
+            self._asked |= {*content["reads"]}
         return None
-    return Declarations(content["functions"], tuple(map(tuple, content["facts"])))
 
+    def _content(self, key: Key) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = records.read(jit.open_cache(), key, _parsed)
+        if found is None and config.current().remotes and not jit.capturing():
+            with contextlib.suppress(CacheError):  # nothing can be written
+                if not jit.download.fetch(key, self._source.kind, self._source.seconds):
+                    found = records.read(jit.open_cache(), key, _parsed)
+        return found
 
-def _record(source: Source, closure: Closure, target: Target, found: Declarations) -> None:
-    """Write the records that lead to what an import gave, as far as they are missing."""
-    by = {"name": "triton", "version": version_of("triton")}
-    for _ in range(_DEEPEST):
-        content, key, asked = _walk(source, closure, target)
-        if content is not None:
-            return
-        more = sorted({name for name, _ in found.facts} - asked)
+    def write(self, found: Declarations) -> None:
+        """Write the records that are missing, of which the last has what an import gave."""
+        by = {"name": "triton", "version": _triton()}
+        if more := sorted({name for name, _ in found.facts} - self._asked):
+            records.write(jit.open_cache(), self._next(), {"reads": more}, by)
+            self._asked |= {*more}
         facts = [list(fact) for fact in found.facts]
         last = {"functions": dict(found.functions), "facts": facts}
-        if records.write(jit.open_cache(), key, {"reads": more} if more else last, by) is None:
-            return
+        records.write(jit.open_cache(), self._next(), last, by)
 
 
 def _parsed(content: Any) -> dict[str, Any]:

@@ -124,12 +124,14 @@ class ImportWorld:
     def _forget(self) -> None:
         """Forget the modules and texts of earlier imports, but for installed ones."""
         sys.path[:] = self._path
-        for name, module in [*sys.modules.items()]:
-            file = self._real(getattr(module, "__file__", None) or "")
-            if name not in self._modules and not file.startswith((*self._installed, *self._stdlib)):
+        kept = (*self._installed, *self._stdlib, *self._tools)
+        for name in sys.modules.keys() - self._modules:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if not self._real(file).startswith(kept):
                 del sys.modules[name]
-        linecache.clearcache()
-        importlib.invalidate_caches()
+        for known in (linecache.cache, sys.path_importer_cache):
+            for path in [path for path in known if not path.startswith(kept)]:
+                del known[path]
 
     def _imported(self, path: Path, package: str) -> ModuleType:
         name = path.stem
