@@ -64,12 +64,12 @@ def _linked(markdown: str, root: str) -> str:
 
 def _home(match: re.Match[str]) -> str:
     package, name = match.groups()
-    homes, place = (
-        (jitkern._HOMES, "jitkern") if package == "jitkern" else (cache_tools._HOMES, "cache_tools")
-    )
-    if name not in homes:
+    room = jitkern if package == "jitkern" else cache_tools
+    if name not in room._HOMES:
         return match.group()
-    return f"::: {place}.{homes[name]}.{name}\n    options:\n      heading: {package}.{name}"
+    home = f"{room.__name__}.{room._HOMES[name]}"
+    home = getattr(getattr(room, name), "__module__", home)  # of what a function is wrapped around
+    return f"::: {home}.{name}\n    options:\n      heading: {package}.{name}"
 
 
 class Parameters(griffe.Extension):

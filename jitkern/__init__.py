@@ -20,11 +20,8 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.composition.pointwise import compose as compose, pointwise as pointwise
     from jitkern.config import Config as Config, using as using
     from jitkern.devtools.roofline import roofline as roofline
-    from jitkern.dropin.patch import (
-        load as load,
-        load_inline as load_inline,
-        patch_extensions as patch_extensions,
-    )
+    from jitkern.dropin.api import load as load, load_inline as load_inline
+    from jitkern.dropin.patch import patch_extensions as patch_extensions
     from jitkern.errors import (
         CacheError as CacheError,
         CompileError as CompileError,

@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1443,
+    "beside": 1440,
     "files": 450,
     "config": 919,
     "cache": 1873,
@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1754,
     "remote": 1870,
     "calls": 784,
-    "compilers": 4936,
+    "compilers": 4969,
     "loading": 686,
     "jit": 790,
     "launch": 3384,

@@ -480,6 +480,23 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("_new_worker")
+def test_what_an_import_reads_follows_from_no_earlier_import(build, monkeypatch):
+    head = f"{HEAD}import packaging.version, networkx\n"
+    source = Triton("k.py", folder=str(build.folder))
+    found = []
+    for before in ("", "import torch\n", "import networkx\n", "import sys\nsys.tried = 1\n"):
+        monkeypatch.setattr(compiler, "idle", [])
+        if before:
+            (build.folder / "other.py").write_text(before + COPY)
+            declared_in("test::k", Triton("other.py", folder=str(build.folder)), "k", TARGET)
+        (build.folder / "k.py").write_text(f"{head}{COPY}# after {before!r}\n")
+        found.append([name for name, _ in declared_in("test::k", source, "k", TARGET).facts])
+    assert {"version networkx", "version packaging"} <= {*found[0]}
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.long
 def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypatch):
     for name, text in {
         "k": f"{HEAD}V = tl.constexpr(2.0)\n{COPY.removeprefix(HEAD)}",

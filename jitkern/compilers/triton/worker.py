@@ -19,7 +19,7 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,8 @@ from jitkern.source.triton_decorators import BARE
 
 IDLE = 300.0  # seconds
 FORKS = 4  # processes with imports that are kept
-_with_torch: list[bool] = []  # whether this process has imported Torch
+_WITH_TORCH = "with Torch"  # the group of the process that has imported it
+_has_torch: list[bool] = []  # whether this process has
 
 
 @dataclass(eq=False)
@@ -98,20 +99,22 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     Where the import fails with stubs of packages, whose `__init__` import one another, another
     process imports the packages themselves.
     """
+    importlib.import_module("triton.backends.compiler")
     world = request["world"]
+    if not _has_torch and _imports_torch(world["covered"]):
+        return _answer_with_torch(request, forks, pipes)
     package, folder = world["source"].get("package", ""), world["source"]["folder"]
-    _prepare(world["covered"])
-    group = json.dumps([world["target"], package.partition(".")[0] or folder, bool(_with_torch)])
+    group = json.dumps([world["target"], package.partition(".")[0] or folder])
     file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
     seen = json.dumps([world["variables"], world["device"]], sort_keys=True)
     fork = next((one for one in forks if one.has(group, file, seen)), None)
     if fork is None:
-        fork = _forked(group, forks, pipes)
+        fork = _forked(group, forks, pipes, _serve_files)
     forks.remove(fork)
     forks.append(fork)  # the last used last
     answer = _answer_of(fork, {**request, "file": file})
     if "import failed" in answer:
-        other = _forked(group, forks, pipes)
+        other = _forked(group, forks, pipes, _serve_files)
         again = _answer_of(other, {**request, "file": file, "world": {**world, "stubs": False}})
         fork, other = (fork, other) if "import failed" in again else (other, fork)
         answer = answer if "import failed" in again else again
@@ -136,17 +139,32 @@ def _answer_of(fork: Fork, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _prepare(covered: list[str]) -> None:
-    """Import what each import of these files needs, once for all."""
-    importlib.import_module("triton.backends.compiler")
+def _imports_torch(covered: list[str]) -> bool:
     texts = (Path(path).read_bytes() for path in covered if Path(path).is_file())
-    if any(name.partition(".")[0] == "torch" for text in texts for _, name in imports_of(text)):
-        importlib.import_module("torch")
-        _with_torch.append(True)
+    return any(name.partition(".")[0] == "torch" for text in texts for _, name in imports_of(text))
 
 
-def _forked(group: str, forks: list[Fork], pipes: Sequence[int]) -> Fork:
-    """Return a new process, the last of `forks`, of which the first ends if there are many."""
+def _answer_with_torch(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int]) -> str:
+    """Return the answer of a process that has imported Torch, and forks for files that do.
+
+    So a file meets the same modules, whichever files came before.
+    """
+    fork = next((one for one in forks if one.group == _WITH_TORCH), None)
+    fork = fork or _forked(_WITH_TORCH, forks, pipes, _serve_with_torch)
+    answer = _answer_of(fork, request)
+    if "ended" in answer and answer["ended"] is None:
+        answer["ended"] = _end(fork)
+        forks.remove(fork)
+    return json.dumps(answer) + "\n"
+
+
+def _forked(
+    group: str, forks: list[Fork], pipes: Sequence[int], serve: Callable[[Any, Any], None]
+) -> Fork:
+    """Return a new process, the last of `forks`, of which the first ends if there are many.
+
+    serve: answers its requests.
+    """
     while len(forks) >= FORKS:
         _end(forks.pop(0))
     pipes = [*pipes, *(pipe.fileno() for one in forks for pipe in (one.asked, one.answers))]
@@ -159,16 +177,31 @@ def _forked(group: str, forks: list[Fork], pipes: Sequence[int]) -> Fork:
         return forks[-1]
     for pipe in (*pipes, to, of):
         os.close(pipe)
-    world = ImportWorld(has_torch=bool(_with_torch))
-    files: dict[str, KernelFile] = {}
     with os.fdopen(asked) as lines, os.fdopen(answers, "w") as answered:
-        for line in lines:
-            request = json.loads(line)
-            if (name := request["file"]) not in files:
-                files[name] = KernelFile(world, request["world"])
-            answered.write(json.dumps(files[name].answer(request)) + "\n")
-            answered.flush()
+        serve(lines, answered)
     os._exit(0)
+
+
+def _serve_files(lines: Any, answers: Any) -> None:
+    """Answer requests for files that are imported here."""
+    world = ImportWorld(has_torch=bool(_has_torch))
+    files: dict[str, KernelFile] = {}
+    for line in lines:
+        request = json.loads(line)
+        if (name := request["file"]) not in files:
+            files[name] = KernelFile(world, request["world"])
+        answers.write(json.dumps(files[name].answer(request)) + "\n")
+        answers.flush()
+
+
+def _serve_with_torch(lines: Any, answers: Any) -> None:
+    """Answer requests for files that import Torch."""
+    importlib.import_module("torch")
+    _has_torch.append(True)
+    forks: list[Fork] = []
+    for line in lines:
+        answers.write(_forwarded(json.loads(line), forks, (lines.fileno(), answers.fileno())))
+        answers.flush()
 
 
 def _end(fork: Fork) -> int:
