@@ -38,7 +38,7 @@ BUDGETS = {
     "compilers": 4969,
     "loading": 686,
     "jit": 790,
-    "launch": 3384,
+    "launch": 3393,
     "trace": 2567,
     "runtime": 3401,
     "op": 3185,

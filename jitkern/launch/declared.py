@@ -260,10 +260,19 @@ class _Walk:
         records.write(jit.open_cache(), self._next(), last, by)
 
 
+_ODD = (AssertionError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError)
+
+
 def _parsed(content: Any) -> dict[str, Any]:
     """Return the content of a record. Raises ValueError."""
-    if isinstance(content, dict) and isinstance(
-        content.get("functions", content.get("reads")), (dict, list)
-    ):
-        return content
-    raise ValueError("it says neither what to read nor what functions declare")
+    try:
+        names = ["functions"] if "functions" in content else content["reads"]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError("it names no fact")
+        for data in content["functions"].values() if "functions" in content else ():
+            if not isinstance(data, str):
+                of_data(data, tuple((str(name), value) for name, value in content["facts"]))
+    except _ODD as e:
+        raise ValueError(f"it says nothing of functions: {type(e).__name__}: {e}") from e
+    found: dict[str, Any] = content
+    return found

@@ -10,6 +10,7 @@ from helpers import H100, needs_triton, one_in_four, target_of
 
 import jitkern
 from jitkern import jit
+from jitkern.cache.manifest import Manifest
 from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached
 from jitkern.launch.declared import declared_in
 from jitkern.source.kinds import Triton
@@ -186,3 +187,21 @@ def test_an_unknown_field_of_a_configuration_is_refused(package, monkeypatch):
         (package / "kernels.py").write_text(KERNELS + text)
         with pytest.raises(CompileError, match=f"`{field}` of triton.Config is not supported"):
             declared_in("t::k", source, "k", TARGET)
+
+
+ODD = [
+    None, [], {}, {"reads": 3}, {"reads": [3]}, {"reads": []}, {"functions": []},
+    {"functions": {"k": {"name": "k"}}, "facts": []}, {"functions": {"k": 3}, "facts": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", one_in_four(ODD))
+def test_a_record_that_says_nothing_is_made_again(package, monkeypatch, content):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    sound = declared_in("t::k", source, "k", TARGET)
+    for path in (jit.open_cache().root / "v1").glob("cuda-*/*declaration*/manifest.json"):
+        manifest = Manifest.decode(path.read_bytes())
+        path.write_bytes(manifest._replace(meta={"content": content}).encode())
+    again = source.replace(module="as_of_another_process")
+    assert declared_in("t::k", again, "k", TARGET) == sound
