@@ -1,14 +1,17 @@
 """Facts that the import of a Triton file reads: variables, versions, what is asked of the device.
 
-A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`. The worker that imports the
+A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`, `exists /etc/tiles.json`,
+`names /opt/tiles` (of a folder). The worker that imports the
 file answers from the target and notes each fact, and what it found holds where all have the same
 values (`now`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+from collections.abc import Callable
 from typing import Any
 
 from jitkern.source import gpus
@@ -20,14 +23,27 @@ Facts = tuple[tuple[str, Any], ...]  # names and plain values, sorted
 def now(name: str, target: Target) -> Any:
     """Return the value of a fact in this process, for a target; None for what is not there."""
     kind, _, what = name.partition(" ")
-    if kind == "variable":
-        return os.environ.get(what)
-    if kind == "version":
-        try:
-            return importlib.metadata.version(what)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-    return device(target).get(what)
+    return _KINDS[kind](what) if kind in _KINDS else device(target).get(what)
+
+
+def _version(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def _names(folder: str) -> str | None:
+    with contextlib.suppress(OSError):
+        return ", ".join(sorted(os.listdir(folder)))
+    return None
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "variable": os.environ.get,
+    "version": _version,
+    "exists": os.path.exists,
+    "names": _names,
+}
 
 
 def hold(facts: Facts, target: Target) -> bool:

@@ -133,6 +133,21 @@ def test_an_import_is_answered_as_on_the_machine_of_the_target(package, asked, c
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "asks", ["os.path.exists(DATA)", "os.access(DATA, os.R_OK)", "'data' in os.listdir(FOLDER)"]
+)
+def test_paths_that_an_import_asks_for_are_facts(package, asked, tmp_path, asks):
+    (tmp_path / "data").mkdir()
+    head = f"FOLDER = {str(tmp_path / 'data')!r}\nDATA = FOLDER + '/data'\nWIDE = {asks} or"
+    (package / "kernels.py").write_text(KERNELS.replace("WIDE =", head, 1))
+    for there in (False, True, False):
+        (tmp_path / "data" / "data").touch() if there else (tmp_path / "data" / "data").unlink(True)
+        blocks = [128, 256] if there else [64]
+        assert asked(build=True)[0] == blocks
+        assert asked(build=True) == (blocks, False)
+
+
+@pytest.mark.long
 def test_one_import_may_serve_several_targets(package, monkeypatch):
     source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
     monkeypatch.syspath_prepend(package.parents[1])

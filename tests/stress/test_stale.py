@@ -25,6 +25,7 @@ import hashlib, json, logging, pathlib, sys
 import torch, jitkern
 from torch.utils import cpp_extension
 from jitkern import jit
+from jitkern.launch.declared import declared_in
 from jitkern.source import includes
 from jitkern.source.kinds import Cuda, Extension, Triton, Variant
 from jitkern.target import Target
@@ -46,7 +47,9 @@ def cuda(folder, told):
 
 def triton(folder, told):
     sys.path[:0] = told.pop("path", [])
-    return built(Triton("k.py", folder=folder, **told), "k", H100, signature=("*i32:16",))
+    source = Triton("k.py", folder=folder, **told)
+    facts = declared_in("stale::k", source, "k", H100).facts
+    return built(source, "k", H100, signature=("*i32:16",), facts=facts)
 
 def extension(folder, told):
     return built(Extension("k.cpp", folder=folder, function="answer", **told), "", Target.current("cpu"))
@@ -319,9 +322,10 @@ TRITON_CASES = {
     "data_file_of_a_helper": Case(
         "from near import V",
         {"d/near.py": "import pathlib, triton.language as tl\nV = tl.constexpr(len(pathlib.Path('{o}/data.json').read_text()))", **DATA},
-        {"o/data.json": '{"V": 22}'}, {"path": ["{d}"]}, "pathlib",
+        {"o/data.json": '{"V": 22}'}, {"path": ["{d}"]}, "data.json",
     ),
-    "condition": Case("import os\nV = tl.constexpr(1)\nif os.path.exists('{o}/x'):\n    V = tl.constexpr(2)", {"o/": ""}, {"o/x": ""}, {}, "exists"),
+    "condition": Case("import os\nV = tl.constexpr(1)\nif os.path.exists('{o}/x'):\n    V = tl.constexpr(2)", {"o/": ""}, {"o/x": ""}),
+    "names": Case("import os\nV = tl.constexpr(len(os.listdir('{o}')))", {"o/": ""}, {"o/x": ""}),
     "jit_function": Case(
         "from other import f\nV = f", {"o/other.py": "import triton\n@triton.jit\ndef f(): pass\n"}, {"o/other.py": "import triton\n@triton.jit\ndef f():\n    return\n"},
         ON_PATH, "other.py",

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
+from jitkern.source import import_facts
 from jitkern.source.gpus import capability_of
 from jitkern.source.kinds import Source
 from jitkern.target import Target
@@ -93,6 +94,8 @@ class ImportWorld:
         sys.meta_path.insert(0, self._finder)
         os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
         subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
+        os.stat = functools.partial(_asked_of_files, self, os.stat)
+        os.access = functools.partial(_asked_of_files, self, os.access)
         sys.addaudithook(self._audit)
 
     # -------------------------------------------------------------- the import
@@ -169,6 +172,9 @@ class ImportWorld:
             path = args[0] if event == "open" else args[1]
             if isinstance(path, (str, bytes, os.PathLike)):
                 self._opened(os.fspath(path))
+        elif event in ("os.listdir", "os.scandir"):
+            path = "." if args[0] is None else args[0]
+            self.note_path("names", path, sys._getframe(2))
         elif event in _STARTING:
             what = args[0] if args else event
             if not self._is_of_tools(sys._getframe(2), at_import=True):
@@ -189,6 +195,28 @@ class ImportWorld:
             return
         if not self._is_of_tools(sys._getframe(3), at_import=True):
             raise ImportRefused(self._told(f"opens {file}, which the cache key does not cover"))
+
+    def note_path(self, kind: str, path: Any, frame: FrameType | None) -> None:
+        """Note that a file's code asks whether a path exists, or for the names in a folder."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
+        known = (*self._installed, *self._stdlib, *self._system, self._jitkern)
+        above = f"{os.path.realpath(place)}{os.sep}"
+        is_covered = any(file.startswith(above) or file == above[:-1] for file in self.now.covered)
+        if above.startswith(known) or (kind == "exists" and is_covered):
+            return
+        if not self._is_of_tools(frame, at_import=True):
+            self.now.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.now.target)
+
+    def asked_of_files(self, path: Any) -> None:
+        """Note that a file's code asks whether a path exists."""
+        if self._is_importing:
+            self._is_importing = False
+            try:
+                self.note_path("exists", path, sys._getframe(2))
+            finally:
+                self._is_importing = True
 
     def _note_version(self, inside: str) -> None:
         top = inside.partition(os.sep)[0].partition(".")[0]
@@ -337,6 +365,12 @@ class _Driver:
 
     def __getattr__(self, name: str) -> Any:
         raise ImportRefused(self._world._told(f"asks Triton's driver for `{name}`"))
+
+
+def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **options: Any) -> Any:
+    """Do what `os.stat` and `os.access` do, and note the question."""
+    world.asked_of_files(path)
+    return real(path, *more, **options)
 
 
 def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any) -> Any:
