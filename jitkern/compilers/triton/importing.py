@@ -173,8 +173,9 @@ class ImportWorld:
             if isinstance(path, (str, bytes, os.PathLike)):
                 self._opened(os.fspath(path))
         elif event in ("os.listdir", "os.scandir"):
-            path = "." if args[0] is None else args[0]
-            self.note_path("names", path, sys._getframe(2))
+            caller = sys._getframe(2)  # below `_audit`
+            if not caller.f_code.co_filename.startswith("<frozen importlib"):
+                self.note_path("names", "." if args[0] is None else args[0], caller)
         elif event in _STARTING:
             what = args[0] if args else event
             if not self._is_of_tools(sys._getframe(2), at_import=True):
