@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1754,
     "remote": 1870,
     "calls": 784,
-    "compilers": 5003,
+    "compilers": 5004,
     "loading": 686,
     "jit": 790,
     "launch": 3393,
