@@ -160,17 +160,15 @@ def test_a_damaged_object_is_found_and_compiled_again(folder, compiled, cache_di
 
 
 @pytest.mark.long
-def test_a_unit_that_reads_beyond_its_key_is_always_compiled(folder, compiled):
+def test_a_unit_that_reads_beyond_its_key_is_left_to_torch(folder, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     header = folder.parent / "elsewhere.h"
-    header.write_text("#define TWO 2\n")
-    (folder / "two.cpp").write_text(
-        f'#define H "{header}"\n#include H\nint two() {{ return TWO; }}\n'
-    )
-    assert load(folder).sum() == 3
-    compiled()
-    header.write_text("#define TWO 20\n")
-    (folder / "one.cpp").write_text("int one() { return 10; }\n")
-    assert (load(folder).sum(), compiled()) == (30, ["one.cpp", "two.cpp"])
+    for two in (2, 20):  # Torch compares the texts of the units alone
+        header.write_text(f"#define TWO {two}\n")
+        text = f'// {two}\n#define H "{header}"\n#include H\nint two() {{ return TWO; }}\n'
+        (folder / "two.cpp").write_text(text)
+        assert load(folder).sum() == 1 + two
+    assert "left to Torch" in caplog.text
 
 
 @pytest.mark.long
