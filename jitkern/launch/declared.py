@@ -47,7 +47,7 @@ class Declarations(NamedTuple):
 
 
 class _KnownFile(NamedTuple):
-    """What this process has read, of files in these states. asked: the functions asked for."""
+    """The declarations of files in these states. asked: the functions asked for."""
 
     files: dict[str, tuple[int, ...]]
     declarations: Declarations
@@ -69,10 +69,10 @@ def declared_in(
     """Return what a launch needs of a function of a Triton source.
 
     target: by default any, of which nothing is kept. may_import: False for a caller that does not
-    wait for the worker. Raises CompileError for what launches do not
-    do and for a file whose import fails, DeclarationError for a missing file and where this process
-    has imported something else, LaunchError for a missing function, NotCached where no record is
-    found and nothing may be compiled.
+    wait for the worker. Raises CompileError for what launches do not do and for a file whose import
+    fails, DeclarationError for a missing file and where this process has imported something else,
+    LaunchError for a missing function, NotCached where no record is found and nothing may be
+    compiled.
     """
     if source.others:
         source = source.replace(others=())  # which hold what one variant is passed
@@ -171,9 +171,9 @@ def _read(op: str, source: Source, target: Target | None, *, may_import: bool) -
 def _of_another_target(
     source: Source, files: dict[str, tuple[int, ...]], target: Target | None
 ) -> Declarations | None:
-    for (known_source, _), known in [*_known.items()]:
-        holds = target is None or hold(known.declarations.facts, target)
-        if known_source == source and known.files == files and holds:
+    alike = (k for (one, _), k in [*_known.items()] if one == source and k.files == files)
+    for known in alike:
+        if target is None or hold(known.declarations.facts, target):
             return known.declarations
     return None
 

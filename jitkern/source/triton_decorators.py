@@ -72,7 +72,7 @@ class TritonFunction(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """What decorators have of functions: of Triton's objects alone.
+    """The functions that decorators have: of Triton's objects alone.
 
     heuristics: by name. early, model, top: of `prune_configs_by`, with the configurations as these
     functions get them.

@@ -63,7 +63,7 @@ def package(tmp_path):
 
 @pytest.fixture
 def asked(run_python):
-    """What another process finds: the blocks, and whether it has asked the worker for them."""
+    """The blocks that another process finds, and whether it has asked the worker for them."""
 
     def ask(*, build=False, ask=ASK, imports=False, **environment):
         done = run_python(ask.format(build=build, target=H100), **environment)

@@ -51,7 +51,7 @@ class ImportRefused(BaseException):
 
 @dataclass
 class Import:
-    """One import: what it may open, what it has read besides files, and its module.
+    """The import of a file: what it may open, what it has read besides files, and its module.
 
     device, variables: what is told to it. stubs: whether packages above the file are stubs.
     """
@@ -326,7 +326,7 @@ class ImportWorld:
 
 
 class _Properties:
-    """What `torch.cuda.get_device_properties` returns."""
+    """The properties that `torch.cuda.get_device_properties` returns."""
 
     def __init__(self, world: ImportWorld) -> None:
         self._world = world
@@ -336,7 +336,7 @@ class _Properties:
 
 
 class _Driver:
-    """What `triton.runtime.driver.active` is."""
+    """The driver that `triton.runtime.driver.active` is."""
 
     _NAMES = {  # of Triton's properties, by those of Torch
         "max_shared_mem": "shared_memory_per_block_optin", "warpSize": "warp_size",
