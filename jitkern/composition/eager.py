@@ -76,18 +76,19 @@ def applied(one: Node, operands: Sequence[Any], wide: torch.dtype | None = None)
 
 
 @Pure
-def answer(name: str, given: tuple[Any, ...], _: str) -> tuple[Any, ...]:
+def answer(name: str, given: tuple[Any, ...], _: torch.dtype, device: str) -> tuple[Any, ...]:
     """Return what PyTorch says of a class of calls. Raises RuntimeError for what it refuses.
 
     name: of the op. given: for each argument the dtype and whether it has dimensions, the kind of a
-    number, or a list of the number. _: the default dtype.
+    number, or a list of the number. _: the default dtype. device: the type of that of the tensors;
+    the CPU is asked for all, and a GPU here for what the CPU has no kernel for.
 
     The result is the dtypes of the outputs; template arguments as pairs, or None where no kernel
     computes what PyTorch does; the limits of numbers, see `_limits_of`; whether only a kernel knows
     a divisor of integers; and the dtype that floating-point numbers are computed in.
     """
     with ThreadPoolExecutor(1) as thread:  # without modes, autocast and transforms
-        return thread.submit(_answered, name, given).result()
+        return thread.submit(_answered, name, given, device).result()
 
 
 @Pure
@@ -113,17 +114,17 @@ def _one(given: Any, number: int = 1) -> Any:
     return torch.ones((1,) * second, dtype=first) if isinstance(first, torch.dtype) else second
 
 
-def _answered(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def _answered(name: str, given: tuple[Any, ...], device: str) -> tuple[Any, ...]:
     errors = []
     for number in _TRIED:
         try:
-            return _answer(name, given, number)
+            return _answer(name, given, number, device)
         except RuntimeError as e:
             errors.append(e)
     raise errors[0]
 
 
-def _answer(name: str, given: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+def _answer(name: str, given: tuple[Any, ...], number: int, device: str) -> tuple[Any, ...]:
     function, own = FORMULAS[name]
     values: dict[Node, Any] = {}  # None where the step of a kernel is nothing to PyTorch
     formula = {*ordered(function.outputs, eager_operands)}
@@ -134,7 +135,7 @@ def _answer(name: str, given: tuple[Any, ...], number: int) -> tuple[Any, ...]:
             values[one] = one.value
         else:
             try:
-                values[one] = _asked(one, [values[arg] for arg in eager_operands(one)])
+                values[one] = _asked(one, [values[arg] for arg in eager_operands(one)], device)
             except Exception as e:
                 if one in formula:
                     raise RuntimeError(_refusal(function, one, values, e)) from e
@@ -162,15 +163,20 @@ def _dtype_of(value: Any, *, number: bool = True) -> Any:
     return _DTYPES.get(type(value)) if number else None
 
 
-def _asked(one: Node, operands: list[Any]) -> Any:
+def _asked(one: Node, operands: list[Any], device: str) -> Any:
     """Return ones of what eager PyTorch gives."""
     if one.op in _DIVISIONS and not isinstance(operands[1], torch.Tensor) and not operands[1]:
         operands[1] = type(operands[1])(1)  # only some devices refuse zero, where elements are
-    result = applied(one, operands)
+    try:
+        result = applied(one, operands)
+    except NotImplementedError:  # the CPU has no such kernel, but a GPU may: abs of bools
+        if device != "cuda" or not torch.cuda.is_available():
+            raise
+        result = applied(one, [o.cuda() if isinstance(o, torch.Tensor) else o for o in operands])
     if not isinstance(result, torch.Tensor):
         return type(result)(1)
     if one.op == TO or any(isinstance(operand, torch.Tensor) for operand in operands):
-        return torch.ones_like(result)
+        return torch.ones_like(result, device="cpu")
     return type(result.item())(1)
 
 

@@ -46,7 +46,7 @@ def launchers(
     )  # fmt: skip
 
     def cuda(k: Any, *args: Any, **named: Any) -> Any:
-        numbers, template, every, results, sizes, steps = begun(k, about, args, named)
+        numbers, template, every, results, sizes, steps = begun(k, about, args, named, "cuda")
         if fast:
             halves = all([result.dtype in HALVES for result in results])  # noqa: C419  a trace
             template = {**template, "FAST": halves}
@@ -71,7 +71,7 @@ def launchers(
         return returned(results)
 
     def cpu(k: Any, *args: Any, **named: Any) -> Any:
-        numbers, template, every, results, sizes, steps = begun(k, about, args, named, zeros=False)
+        numbers, template, every, results, sizes, steps = begun(k, about, args, named, "cpu")
         count = total(sizes)
         if count == 0:
             return returned(results)
@@ -89,7 +89,8 @@ def launchers(
         _, _, names, defaults, kinds, _, outputs, _ = about
         values = with_defaults(names, defaults, args, named)
         tensors = [values[i] for i in positions]
-        dtypes = answer(op, given_of(kinds, values), torch.finfo().dtype)[0]
+        given, device = given_of(kinds, values), tensors[0].device.type
+        dtypes = answer(op, given, torch.finfo().dtype, device)[0]
         walked = arranged(name, outputs, tensors, positions, values, dtypes, fake=True)
         return returned(walked[1])
 
@@ -97,18 +98,17 @@ def launchers(
 
 
 def begun(
-    k: Any, about: Any, args: Sequence[Any], named: Any, *, zeros: bool = True
+    k: Any, about: Any, args: Sequence[Any], named: Any, device: str
 ) -> tuple[Any, ...]:
-    """Return the numbers and template arguments of a launch, and its tensors as `arranged`.
-
-    zeros: whether PyTorch takes integer divisors of zero on this device.
-    """
+    """Return the numbers and template arguments of a launch, and its tensors as `arranged`."""
     name, op, names, defaults, kinds, positions, outputs, templates = about
     values = with_defaults(names, defaults, args, named)
     tensors = [values[i] for i in positions]
     numbers = [values[i] for i in range(len(values)) if i not in positions]
-    dtypes, types, limits, unknown, _ = answer(op, given_of(kinds, values), torch.finfo().dtype)
-    if types is None or (unknown and not zeros) or not within(limits, values):
+    given = given_of(kinds, values)
+    dtypes, types, limits, unknown, _ = answer(op, given, torch.finfo().dtype, device)
+    zero = unknown and device == "cpu"  # PyTorch refuses a divisor of zero among integers there
+    if types is None or zero or not within(limits, values):
         k.leave_to_reference()  # which refuses what PyTorch refuses
     template = template_of(templates, types, dtypes, tensors)
     tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)

@@ -24,7 +24,8 @@ def reference_of(name: str, outputs: Sequence[Node], kinds: Sequence[str]) -> Ca
             (kind, value) if type(value) in (bool, int, float) else one
             for one, value, kind in zip(given_of(kinds, values), values, kinds)
         ]
-        dtypes, *_, wide = answer(name, tuple(given), torch.finfo().dtype)
+        device = next(value.device.type for value in values if isinstance(value, torch.Tensor))
+        dtypes, *_, wide = answer(name, tuple(given), torch.finfo().dtype, device)
         widened = [value.to(wide) if _is_floating(value) else value for value in values]
         found = evaluated(outputs, widened, wide)
         results = tuple(_own(r.to(d), values) for r, d in zip(found, dtypes))

@@ -175,7 +175,8 @@ def asked(function: Definition, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return what PyTorch answers about a call, see `eager.answer`. Raises RuntimeError."""
     known_formula(function)
     given = launch.given_of(function.kinds, values)
-    found: tuple[Any, ...] = answer(name_of(function), given, torch.finfo().dtype)
+    device = next(value.device.type for value in values if isinstance(value, torch.Tensor))
+    found: tuple[Any, ...] = answer(name_of(function), given, torch.finfo().dtype, device)
     return found
 
 

@@ -39,7 +39,7 @@ EITHER_ZERO = {
 def operands(row, x, y):
     """Return as many operands as a row takes, of two."""
     if row.name == "add_scaled":
-        return x, y, 0.5
+        return x, y, 2
     return (x > 0, x, y) if row.rule == "where" else (x, y, y, 0.5)[: row.arity]
 
 

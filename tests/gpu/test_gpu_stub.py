@@ -284,27 +284,25 @@ def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_pa
             x = torch.randn(size, device="cuda")
             assert torch.equal(served(op, x), 2 * x)
     assert len(measured) == 2 * 2 * 2  # configurations, sizes, ops
-    again = autotune_again(op, tmp_path)
+    again = autotune_again(op)
     assert again.returncode == 0, again.stderr
 
 
-def autotune_again(op, tmp_path):
+def autotune_again(op):
     """The choices of this process, in another one that may not measure."""
-    from jitkern.source import triton_text
-
-    declared = triton_text.functions(tmp_path / "t.py")["double"]
     code = (
-        "from pathlib import Path\nimport torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
-        "from jitkern.launch import autotune, measure\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
+        "import torch\nfrom jitkern.source.kinds import Triton\n"
+        "from jitkern.launch import autotune, declared, measure\nfrom jitkern.target import Target\n"
         "def refuse(*_, **__): raise AssertionError('measured')\n"
         "measure.milliseconds = refuse\n"
-        f"configs = triton_text.functions(Path({str(tmp_path / 't.py')!r}))['double'].configs\n"
         f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
-        f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
-        f"autotune.choose({op.name!r}, source, Target.current('cuda'), "
-        "torch.device('cuda', 0), autotune.Question('double', configs, s), None)\n"
+        "target = Target.current('cuda')\n"
+        f"configs = declared.declared_in({op.name!r}, source, 'double', target).configs\n"
+        "assert len(configs) == 2\n"
+        "s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
+        f"autotune.choose({op.name!r}, source, target, torch.device('cuda', 0), "
+        "autotune.Question('double', configs, s), None)\n"
     )
-    assert declared.configs
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
     )
