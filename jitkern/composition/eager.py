@@ -80,8 +80,8 @@ def answer(name: str, given: tuple[Any, ...], _: torch.dtype, device: str) -> tu
     """Return what PyTorch says of a class of calls. Raises RuntimeError for what it refuses.
 
     name: of the op. given: for each argument the dtype and whether it has dimensions, the kind of a
-    number, or a list of the number. _: the default dtype. device: the type of that of the tensors;
-    the CPU is asked for all, and a GPU here for what the CPU has no kernel for.
+    number, or a list of the number. _: the default dtype. device: the type of the tensors' device,
+    which is asked, where this machine has it, for what the CPU has no kernel for.
 
     The result is the dtypes of the outputs; template arguments as pairs, or None where no kernel
     computes what PyTorch does; the limits of numbers, see `_limits_of`; whether only a kernel knows
@@ -170,9 +170,10 @@ def _asked(one: Node, operands: list[Any], device: str) -> Any:
     try:
         result = applied(one, operands)
     except NotImplementedError:  # the CPU has no such kernel, but a GPU may: abs of bools
-        if device != "cuda" or not torch.cuda.is_available():
+        if device == "cpu" or (device == "cuda" and not torch.cuda.is_available()):
             raise
-        result = applied(one, [o.cuda() if isinstance(o, torch.Tensor) else o for o in operands])
+        there = [o.to(device) if isinstance(o, torch.Tensor) else o for o in operands]
+        result = applied(one, there)
     if not isinstance(result, torch.Tensor):
         return type(result)(1)
     if one.op == TO or any(isinstance(operand, torch.Tensor) for operand in operands):

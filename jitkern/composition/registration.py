@@ -158,7 +158,7 @@ def default_samples(function: Definition) -> Any:
 
     def fits(dtype: torch.dtype) -> bool:
         try:
-            asked(function, [*values(dtype, 0, "meta")])
+            asked(function, [*values(dtype, 0, "meta")], "cpu")
         except RuntimeError:
             return False
         return True
@@ -171,11 +171,10 @@ def default_samples(function: Definition) -> Any:
     return samples
 
 
-def asked(function: Definition, values: Sequence[Any]) -> tuple[Any, ...]:
+def asked(function: Definition, values: Sequence[Any], device: str) -> tuple[Any, ...]:
     """Return what PyTorch answers about a call, see `eager.answer`. Raises RuntimeError."""
     known_formula(function)
     given = launch.given_of(function.kinds, values)
-    device = next(value.device.type for value in values if isinstance(value, torch.Tensor))
     found: tuple[Any, ...] = answer(name_of(function), given, torch.finfo().dtype, device)
     return found
 
@@ -192,7 +191,7 @@ def template_of(function: Definition, dtypes: Sequence[torch.dtype]) -> dict[str
         torch.empty(1, dtype=next(given), device="meta") if p.kind == "tensor" else 0
         for p in function.parameters
     ]
-    results, types, *_ = asked(function, values)
+    results, types, *_ = asked(function, values, "meta")
     templates = launch.templates_of(function, known_formula(function))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return launch.template_of(templates, types or (), results, tensors)

@@ -117,6 +117,7 @@ READ = [
     ("import packaging.version as v\nWIDE = v.Version(torch.__version__) < v.Version('2') or", [64]),
     ("WIDE = torch.cuda.get_device_capability() == (9, 0) or", [128, 256]),
     ("WIDE = torch.cuda.get_device_properties(0).multi_processor_count == 132 or", [128, 256]),
+    ("WIDE = getattr(torch.cuda.get_device_properties(0), 'no_such', 1) == 1 or", [128, 256]),
     ("WIDE = 'H100' in torch.cuda.get_device_name() or", [128, 256]),
     ("WIDE = triton.runtime.driver.active.get_current_target().arch >= 90 or", [128, 256]),
     ("import subprocess as s\nWIDE = b'H100' in s.run(['nvidia-smi'], capture_output=True).stdout or", [128, 256]),
@@ -178,6 +179,36 @@ def test_without_a_record_no_call_waits_for_an_import(package, monkeypatch, way)
     monkeypatch.syspath_prepend(package.parents[1])
     with jitkern.using(compile=way), pytest.raises(NotCached, match="not cached"):
         declared_in("t::k", source, "k", TARGET, may_import=way == "never")
+
+
+@pytest.mark.long
+def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypatch):
+    """And the metadata of all that is installed, which some libraries read, is no fact."""
+    folder = package.parents[1]
+    (folder / "othername.py").write_text(
+        "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
+    )
+    info = folder / "other_lib-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-lib\nVersion: 1.2\n")
+    (info / "RECORD").write_text("othername.py,,\n")
+    (info / "top_level.txt").write_text("othername\n")
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(folder)
+    text = KERNELS.replace("sizes(WIDE)", "[64]")
+    (package / "kernels.py").write_text(f"__import__('other' + 'name')\n{text}")
+    facts = dict(declared_in("t::k", source, "k", TARGET).facts)
+    assert facts == {"variable WIDE_BLOCKS": None, "version other-lib": "1.2"}
+
+
+@pytest.mark.long
+def test_a_property_that_no_absent_gpu_tells_is_refused(package, monkeypatch):
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    monkeypatch.syspath_prepend(package.parents[1])
+    asks = "str(torch.cuda.get_device_properties(0).uuid)"
+    (package / "kernels.py").write_text(KERNELS.replace("WIDE =", f"WIDE = {asks} or"))
+    with pytest.raises(CompileError, match="asks for `uuid`, which no absent GPU tells"):
+        declared_in("t::k", source, "k", TARGET)
 
 
 def test_an_import_that_fails_is_refused_with_its_reason(package, monkeypatch):

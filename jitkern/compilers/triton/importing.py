@@ -43,6 +43,10 @@ _STARTING = (  # audit events
     "socket.connect", "subprocess.Popen",
 )  # fmt: skip
 _SMI = "nvidia-smi"
+_UNTOLD = (  # properties of a device in Torch that no absent GPU tells
+    "clock_rate", "gcnArchName", "is_integrated", "is_multi_gpu_board", "max_threads_per_block",
+    "memory_bus_width", "memory_clock_rate", "pci_bus_id", "pci_device_id", "pci_domain_id", "uuid",
+)  # fmt: skip
 
 
 class ImportRefused(BaseException):
@@ -84,6 +88,7 @@ class ImportWorld:
         self._stdlib = tuple(f"{os.path.realpath(path)}{os.sep}" for path in stdlib)
         folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
         folders |= {site.getusersitepackages(), *site.getsitepackages()}
+        folders |= {path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))}
         self._installed = tuple(f"{os.path.realpath(path)}{os.sep}" for path in folders)
         base = os.path.realpath(sys.base_prefix)
         self._system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
@@ -220,14 +225,16 @@ class ImportWorld:
                 self._is_importing = True
 
     def _note_version(self, inside: str) -> None:
-        top = inside.partition(os.sep)[0].partition(".")[0]
+        entry = inside.partition(os.sep)[0]
+        top = entry.partition(".")[0]
         if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.now.facts:
             return
-        if top in ("jitkern", "__pycache__", "__editable__", "") or top.endswith(("-info", ".pth")):
+        if top in ("jitkern", "__pycache__", "__editable__", "") or entry.endswith(
+            ("-info", ".pth")
+        ):
             return
-        name = _distribution_of(top)
-        if name is not None:
-            self.now.facts[f"version {name}"] = importlib.metadata.version(name)
+        if found := _distribution_of(top):
+            self.now.facts[f"version {found[0]}"] = found[1]
 
     def _told(self, what: str) -> str:
         return f"the import of {self.now.source.paths[0]} {what}: {_REMEDY}"
@@ -332,7 +339,12 @@ class _Properties:
         self._world = world
 
     def __getattr__(self, name: str) -> Any:
-        return self._world.ask(name)
+        import torch
+
+        known = getattr(torch._C, "_CudaDeviceProperties", None)  # None in a Torch without CUDA
+        if name in self._world.now.device or name in _UNTOLD or hasattr(known, name):
+            return self._world.ask(name)
+        raise AttributeError(f"'_CudaDeviceProperties' object has no attribute '{name}'")
 
 
 class _Driver:
@@ -515,9 +527,13 @@ def _package_of(path: Path) -> str:
     return ".".join(parts)
 
 
+_distributions = functools.cache(importlib.metadata.packages_distributions)
+
+
 @functools.cache
-def _distribution_of(top: str) -> str | None:
+def _distribution_of(top: str) -> tuple[str, str] | None:
+    """Return the name and the version of the distribution that has a module or package."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version(top)
-        return top
-    return min(importlib.metadata.packages_distributions().get(top, ()), default=None)
+        return top, importlib.metadata.version(top)
+    name = min(_distributions().get(top, ()), default=None)
+    return (name, importlib.metadata.version(name)) if name else None
