@@ -199,6 +199,11 @@ def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypa
     (package / "kernels.py").write_text(f"__import__('other' + 'name')\n{text}")
     facts = dict(declared_in("t::k", source, "k", TARGET).facts)
     assert facts == {"variable WIDE_BLOCKS": None, "version other-lib": "1.2"}
+    (info / "RECORD").write_text("")
+    (info / "top_level.txt").write_text("")
+    (package / "sizes.py").write_text(f"{SIZES}# another text\n")
+    with pytest.raises(CompileError, match=r"opens .*othername\.py, which the cache key does not"):
+        declared_in("t::k", source, "k", TARGET)
 
 
 @pytest.mark.long

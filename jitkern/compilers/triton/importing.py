@@ -193,11 +193,9 @@ class ImportWorld:
                 file = importlib.util.source_from_cache(file)
         if file in self.now.covered:
             return
-        for folder in self._installed:
-            if file.startswith(folder):
-                self._note_version(file[len(folder) :])
-                return
-        if file.startswith((*self._stdlib, *self._system, self._jitkern)):
+        inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
+        known = (*self._stdlib, *self._system, self._jitkern)
+        if file.startswith(known) if inside is None else self._counts_by_version(inside):
             return
         if not self._is_of_tools(sys._getframe(3), at_import=True):
             raise ImportRefused(self._told(f"opens {file}, which the cache key does not cover"))
@@ -224,17 +222,21 @@ class ImportWorld:
             finally:
                 self._is_importing = True
 
-    def _note_version(self, inside: str) -> None:
+    def _counts_by_version(self, inside: str) -> bool:
+        """Return whether a file is of an installed distribution, and note the version.
+
+        inside: the path below the folder of all distributions.
+        """
         entry = inside.partition(os.sep)[0]
         top = entry.partition(".")[0]
         if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.now.facts:
-            return
-        if top in ("jitkern", "__pycache__", "__editable__", "") or entry.endswith(
-            ("-info", ".pth")
-        ):
-            return
-        if found := _distribution_of(top):
+            return True
+        if entry.endswith(("-info", ".pth")) or top in ("jitkern", "__pycache__", "__editable__"):
+            return True
+        found = _distribution_of(top)
+        if found:
             self.now.facts[f"version {found[0]}"] = found[1]
+        return bool(found)
 
     def _told(self, what: str) -> str:
         return f"the import of {self.now.source.paths[0]} {what}: {_REMEDY}"
