@@ -97,9 +97,7 @@ def launchers(
     return cuda, cpu, fake
 
 
-def begun(
-    k: Any, about: Any, args: Sequence[Any], named: Any, device: str
-) -> tuple[Any, ...]:
+def begun(k: Any, about: Any, args: Sequence[Any], named: Any, device: str) -> tuple[Any, ...]:
     """Return the numbers and template arguments of a launch, and its tensors as `arranged`."""
     name, op, names, defaults, kinds, positions, outputs, templates = about
     values = with_defaults(names, defaults, args, named)

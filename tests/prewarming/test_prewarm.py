@@ -217,6 +217,18 @@ def test_refresh_and_an_exact_compiler_build_anew(cli, package, told):
 
 
 @pytest.mark.long
+def test_what_is_refreshed_and_not_built_is_exit_1(cli, package, monkeypatch):
+    """A launch record that is cached is no kernel."""
+    assert cli("prewarm", package)[0] == 0
+    monkeypatch.setenv("PATH", "/nonexistent")
+    testing.set_settings(monkeypatch)
+    assert cli("prewarm", package, "--jobs", "1")[0] == 0
+    code, _, err = cli("prewarm", package, "--jobs", "1", "--refresh")
+    assert code == 1
+    assert f"neither built nor cached: {package}::f f32.N2" in err
+
+
+@pytest.mark.long
 def test_a_dead_worker_is_a_failed_row_and_the_rest_is_built(cli, compiler, package):
     parent = os.getpid()
 

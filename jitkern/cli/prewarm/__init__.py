@@ -1,7 +1,8 @@
 """Compile ahead of the first call, for this machine or for any target, with or without its device.
 
 A second run compiles nothing. What this machine cannot build is skipped, with the reason. Exit code
-1 if something failed, or if nothing was built or cached of what was asked for.
+1 if something failed, if nothing was built or cached of what was asked for, or if with --target or
+--refresh an op has no kernel that was built or cached.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose
 from jitkern.cli.connection import UNSIGNED, pushable, telling
 from jitkern.cli.output import YELLOW, Progress, print_json, say
 from jitkern.cli.parser import UsageError, at_least_one, file_to_read, take_key, take_targets
-from jitkern.cli.prewarm.report import Failures, print_ops, print_rows, why_nothing
+from jitkern.cli.prewarm.report import (
+    Failures,
+    print_ops,
+    print_rows,
+    what_is_missing,
+    why_nothing,
+)
 from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE, Target, short_version
@@ -67,7 +74,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
     parser.add_argument(
-        "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
+        "--fail-on-miss", action="store_true", help="exit 1 if anything at all was skipped"
     )
     parser.add_argument(
         "--push", metavar="URL",
@@ -130,10 +137,12 @@ def run(args: argparse.Namespace) -> int:
             f"{count['built']} built, {count['hit']} cached, {count['failed']} failed, "
             f"{count['skipped']} skipped; {seconds:.1f} s wall time; {config.current().cache_dir}"
         )
-    nothing = why_nothing(wanted, targets, results) if args.shard[1] == 1 else ""
-    if nothing:
-        say(nothing)
-    return 1 if count["failed"] or nothing or (args.fail_on_miss and count["skipped"]) else 0
+    lacking = why_nothing(wanted, targets, results) if args.shard[1] == 1 else ""
+    if not lacking and (args.refresh or args.target):
+        lacking = what_is_missing(results)
+    if lacking:
+        say(lacking)
+    return 1 if count["failed"] or lacking or (args.fail_on_miss and count["skipped"]) else 0
 
 
 def _remark_versions(targets: Iterable[Target]) -> None:

@@ -101,6 +101,21 @@ def why_nothing(
     return f"nothing was built for {names}: {why}"
 
 
+def what_is_missing(results: Iterable[Result]) -> str:
+    """Return the kernels that were skipped where nothing serves their op; "" if there are none."""
+    kernels = [r for r in results if r.variant and not r.variant.startswith("call.")]
+    served = {_place(r) for r in kernels if r.path}
+    skipped = [r for r in kernels if r.status == "skipped" and _place(r) not in served]
+    names = [_name_of(result) for result in skipped]
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"neither built nor cached: {', '.join(names[:_MOST])}{more}" if names else ""
+
+
+def _place(result: Result) -> tuple[str, str, str]:
+    target = Target.parse(result.target)
+    return result.op, target.device, target.arch
+
+
 def print_ops(results: list[Result]) -> None:
     """Print a line for each op and target; its time is the sum of those of all builds."""
     groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
