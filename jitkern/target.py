@@ -73,8 +73,16 @@ class Target(NamedTuple):
             return cls._of_arch(text)
         match = re.fullmatch(_PATTERN, text)
         if not match:
-            raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
+            arch = re.fullmatch(r"(?:sm|compute)?[-_]?([1-9]\d?)\.?(\d[af]?)", text)
+            near = f"; did you mean sm_{arch[1]}{arch[2]}?" if arch else ""
+            raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}{near}")
         part = match.groupdict(default="")
+        if re.fullmatch(r"\d+\.\d+", part["torch"]):
+            full = text.replace(f"-torch{part['torch']}", f"-torch{part['torch']}.0")
+            raise TargetError(
+                f"`{text}` is not a target: versions of Torch have three numbers; did you mean "
+                f"{full}?"
+            )
         if part["cuda"] and int(part["cuda"]) < OLDEST_CUDA:
             longer = part["cuda"] + "0"
             near = f"; did you mean cu{longer}?" if OLDEST_CUDA <= int(longer) < 200 else ""

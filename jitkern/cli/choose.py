@@ -181,10 +181,16 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
 
 
 def _beside(module: str) -> Iterator[str]:
-    """Yield the modules of the package around a module that is not there."""
+    """Yield what a module that is not there may mean: modules beside it, or packages found here."""
     package, _, _ = module.rpartition(".")
-    for found in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
-        yield f"{package}.{found.name}"
+    if package:
+        for found in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
+            yield f"{package}.{found.name}"
+        return
+    yield from map(_package_of, jitkern.declare.installed())
+    here = Path.cwd()
+    folders = [here, here / "src", *here.glob("*/src")]  # `jitkern init` writes such projects
+    yield from (found.name for found in pkgutil.iter_modules(map(str, folders)) if found.ispkg)
 
 
 def _of_path(text: str) -> str:

@@ -273,6 +273,7 @@ def test_a_path_and_a_misspelt_module_are_told_the_name(cli, package, tmp_path, 
         where = f", in the folder {tmp_path};" if inside else ";"
         assert (code, f"a path is not a name: write `{says}`{where}" in err) == (2, True), err
     assert "did you mean pathed.ops?" in cli("list", "pathed.opss")[2]
+    assert "did you mean pathed?" in cli("prewarm", "pahted")[2]
 
 
 def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
@@ -432,6 +433,12 @@ def test_gradients_are_built_for_beside_a_kernel_alone(cli, compiler, monkeypatc
             ("prewarm", "--target", "cuda-sm_90"),
             2,
             "`cuda-sm_90` is not a target: expected something like",
+        ),
+        (("prewarm", "--target", "sm90"), 2, "did you mean sm_90?"),
+        (
+            ("prewarm", "--target", "cuda-sm_90-cu130-torch2.13"),
+            2,
+            "did you mean cuda-sm_90-cu130-torch2.13.0?",
         ),
         (("prewarm", "--jobs", "0"), 2, "not a number from 1 up"),
         (("prewarm", "--shard", "3/2"), 2, "not I/N"),
