@@ -73,8 +73,8 @@ class Target(NamedTuple):
             return cls._of_arch(text)
         match = re.fullmatch(_PATTERN, text)
         if not match:
-            arch = re.fullmatch(r"(?:sm|compute)?[-_]?([1-9]\d?)\.?(\d[af]?)", text)
-            near = f"; did you mean sm_{arch[1]}{arch[2]}?" if arch else ""
+            short = re.fullmatch(r"(?:sm|compute)?[-_]?([1-9]\d?)\.?(\d[af]?)", text)
+            near = f"; did you mean sm_{short[1]}{short[2]}?" if short else ""
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}{near}")
         part = match.groupdict(default="")
         if re.fullmatch(r"\d+\.\d+", part["torch"]):

@@ -43,8 +43,9 @@ def load_inline(
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets
     copies of the library, the units and their objects, and a `build.ninja`; `keep_intermediates`
     and `use_pch` change nothing. Raises ValueError for `functions` of another type and for a name
-    that no module can have, TypeError for flags that are a string or a set, TargetError if no arch
-    is known, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+    that no module can have, DeclarationError for a function that no source declares, TypeError for
+    flags that are a string or a set, TargetError if no arch is known, CompileError,
+    CompilerNotFound, NotCached, LoadError, CacheError.
 
     Torch's own function builds, with a warning and without the cache, what the key cannot cover:
     SYCL, sources for ROCm, and flags and directives that read files which are not in the key.
@@ -55,8 +56,9 @@ def load_inline(
         cpp.insert(0, "#include <torch/extension.h>")
     if functions is not None:
         cpp += dropin.pybind.bindings(
-            functions, safe=with_pytorch_error_handling, gil_not_used=gil_not_used
-        )
+            functions, safe=with_pytorch_error_handling, gil_not_used=gil_not_used,
+            cpp="\n".join(cpp), cuda="\n".join(cuda),
+        )  # fmt: skip
     units = {"main.cpp": "\n".join(cpp)}
     if cuda:
         headers = ("torch/types.h", "cuda.h", "cuda_runtime.h") if not no_implicit_headers else ()

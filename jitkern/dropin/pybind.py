@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from jitkern.errors import DeclarationError, meant
 
-def bindings(functions: object, *, safe: bool, gil_not_used: bool) -> list[str]:
+# What may declare functions that a text does not: other headers, macros, names of a namespace.
+_MAY_DECLARE = r"""(?mx)
+    ^\s*\#\s*include(?!\s*<(?:(?:torch|ATen|c10|pybind11)/[^>]*|cuda[\w.]*|[^./>]*)>)
+    | \#\# | \busing\s+namespace\b"""
+
+
+def bindings(
+    functions: object, *, safe: bool, gil_not_used: bool, cpp: str = "", cuda: str = ""
+) -> list[str]:
     """Lines that bind `functions`: names, or names with their docstrings.
 
     safe: warnings and errors of Torch become warnings and errors of Python. gil_not_used: the
-    module says that it needs no global lock. Raises ValueError for another type.
+    module says that it needs no global lock. cpp, cuda: the sources. Raises ValueError for another
+    type, and DeclarationError for a function that the sources cannot have declared.
     """
     if isinstance(functions, str):
         functions = [functions]
@@ -20,6 +30,8 @@ def bindings(functions: object, *, safe: bool, gil_not_used: bool) -> list[str]:
         raise ValueError(  # noqa: TRY004  as Torch has it
             f"Expected 'functions' to be a list or dict, but was {type(functions)}"
         )
+    for function in map(str, functions if cpp else ()):
+        _check(function, cpp, cuda)
     wrapper = "torch::wrap_pybind_function({})" if safe else "{}"
     options = ", pybind11::mod_gil_not_used()" if gil_not_used else ""
     return [
@@ -30,6 +42,18 @@ def bindings(functions: object, *, safe: bool, gil_not_used: bool) -> list[str]:
         ),
         "}",
     ]
+
+
+def _check(function: str, cpp: str, cuda: str) -> None:
+    """Raise DeclarationError for a function that C++ sources cannot have declared."""
+    words = re.findall(r"[A-Za-z_]\w*", cpp)
+    name = (re.findall(r"[A-Za-z_]\w*", function.partition("<")[0]) or [""])[-1]
+    if not name or name in words or re.search(_MAY_DECLARE, cpp):
+        return
+    near = meant(name, words)
+    if re.search(rf"\b{name}\b", cuda):
+        near = ": cuda_sources has it; declare it in cpp_sources, which the bindings are part of"
+    raise DeclarationError(f"functions: cpp_sources does not declare `{function}`{near}")
 
 
 def _literal(doc: str) -> str:

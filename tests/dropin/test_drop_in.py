@@ -40,6 +40,7 @@ Those marked `long` build against torch/extension.h again and again: run them wi
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -53,6 +54,7 @@ from jitkern import jit, testing
 from jitkern.compilers import compiler_for
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.dropin import api, extension, memo
+from jitkern.errors import DeclarationError
 from jitkern.source.flags import words
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -167,9 +169,13 @@ def test_functions_of_another_type_are_a_value_error():
 def test_flags_that_are_no_list_are_refused():
     for argument in ("extra_cflags", "extra_ldflags", "extra_include_paths"):
         with pytest.raises(TypeError, match="`x`: `-O3` is a string: give a list"):
-            jitkern.load_inline(name="x", cpp_sources="", functions=["f"], **{argument: "-O3"})
+            jitkern.load_inline(
+                name="x", cpp_sources="int f();", functions=["f"], **{argument: "-O3"}
+            )
         with pytest.raises(TypeError, match="`x`: .* is a set, which has no order: give a list"):
-            jitkern.load_inline(name="x", cpp_sources="", functions=["f"], **{argument: {"-O3"}})
+            jitkern.load_inline(
+                name="x", cpp_sources="int f();", functions=["f"], **{argument: {"-O3"}}
+            )
 
 
 def test_a_name_that_no_module_can_have_is_refused_at_once():
@@ -201,6 +207,33 @@ def test_bindings_that_need_no_lock_say_so():
 
     first, *_ = bindings("f", safe=True, gil_not_used=True)
     assert first == "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m, pybind11::mod_gil_not_used()) {"
+
+
+DECLARES = "int answer();"
+DEFINES = "int answer() { return 1; }"
+
+
+@pytest.mark.parametrize(
+    ("functions", "cpp", "cuda", "says"),
+    [
+        (["anwser"], DEFINES, None, "does not declare `anwser`; did you mean answer?"),
+        ({"n::anwser<int>": "doc"}, DEFINES, None, "does not declare `n::anwser<int>`"),
+        ("answer", "", DEFINES, "does not declare `answer`: cuda_sources has it; declare it in"),
+    ],
+)
+def test_a_function_that_no_source_declares_is_told(functions, cpp, cuda, says):
+    with pytest.raises(DeclarationError, match=re.escape(says)):
+        jitkern.load_inline("drop_in_typo", cpp, cuda, functions=functions)
+
+
+@pytest.mark.parametrize(
+    "cpp",
+    [DECLARES, '#include "own.h"', "#include <own.h>", "using namespace at;", "#define F(x) x##r"],
+)
+def test_what_may_declare_a_function_is_built(cpp):
+    from jitkern.dropin.pybind import bindings
+
+    assert bindings("answer", safe=True, gil_not_used=False, cpp=cpp)
 
 
 # Files.
