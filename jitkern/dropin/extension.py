@@ -130,7 +130,7 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
         return jit.ensure_and_tell(variant, target)
     except NotCached as e:
         raise NotCached(
-            str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
+            e.what.removesuffix("Prewarm it:") + "Call it once, with the same arguments, "
             "where compiling is allowed, and with this cache or one that becomes a layer of it",
             path=e.path,
         ) from None

@@ -193,14 +193,18 @@ def not_cached(variant: Variant, key: Key, said: str = "") -> NotCached:
     said: what the remotes said.
     """
     reason = (
-        "and a CUDA graph is being captured, during which nothing can be compiled" if capturing()
-        else "and compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
-        else "and is being compiled in the background"
+        "a CUDA graph is being captured, during which nothing can be compiled" if capturing()
+        else "compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
+        else "it is being compiled in the background"
     )  # fmt: skip
-    if said:
-        reason = f"no remote has it ({said}), {reason}"
     name = f"{variant.op} ({variant.label})" if variant.label else variant.op
-    what = f"{name} for {key.target} is not cached in {open_cache().root}, {reason}. Prewarm it:"
+    what = f"{name} for {key.target} is not cached in {open_cache().root}"
+    what += (
+        f".\nNo remote has it: {said}.\n{reason[0].upper()}{reason[1:]}.\n"
+        if said
+        else f", and {reason}. "
+    )
+    what += "Prewarm it:"
     command = _command(variant, key.target)
     remedy = (
         f"{command}. If its samples have no such call, record one where compiling is on: "

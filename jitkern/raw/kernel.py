@@ -61,9 +61,9 @@ class RawKernel:
             raise self._not_cached(e) from None
 
     def _not_cached(self, error: NotCached) -> NotCached:
-        problem = str(error).partition(" Prewarm it:")[0]
+        problem = error.what.removesuffix("Prewarm it:")
         return NotCached(
-            f"{problem} Compile it beforehand: its `compile` method builds it for any target",
+            f"{problem}Compile it beforehand: its `compile` method builds it for any target",
             **vars(error),
         )
 

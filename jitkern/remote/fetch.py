@@ -9,6 +9,7 @@ Nothing here raises for what a remote does: a dead or hostile remote costs at mo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -264,6 +265,8 @@ class Remote:
             what = f"{layout.BUILD} for {miss.key.name}"
             return "" if self.adopt(miss, what, answer.data, keys) else "its answer is refused"
         said = answer.data[:500].decode("utf-8", "replace")
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # not of our service
+            said = str(json.loads(answer.data)["reason"])
         text = " ".join("".join(c if c.isprintable() else " " for c in said).split())
         why = f"its service does not build the entry ({answer.status}): {text:.300}"
         if answer.status not in (404, 405, 501):
