@@ -27,7 +27,7 @@ print(json.dumps(found))
 """
 OF_A_MISS = (
     "ninja", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
-    "jitkern.source.key", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
+    "jitkern.source.key", "jitkern.launch.runner", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
     "jitkern.compilers.result", "jitkern.compilers.triton.build",
 )  # fmt: skip
 OF_AN_OP = ("jitkern.op.op", "jitkern.config", "jitkern.source.kinds", "jitkern.runtime.trampoline")

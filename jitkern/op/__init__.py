@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         all_ops as all_ops,
         autograd as autograd,
         autograd_functions as autograd_functions,
-        backend as backend,
         compile_cache_key as compile_cache_key,
         declaration as declaration,
         dispatch as dispatch,

@@ -1,15 +1,21 @@
-"""Dispatch of an op on one device type: to the first source that fits, else the reference."""
+"""What Torch calls for an op: on a device type, and on all other devices.
+
+A call goes to the first source that fits, else to the reference. A source serves a call by a launch
+record of such calls, else in Python, and the runtime serves the next one like it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import calls, config, jit, launch, op as op_room, runtime, trace
+from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import (
     CacheError,
@@ -25,14 +31,14 @@ from jitkern.errors import (
     told,
 )
 from jitkern.launch.devices import Devices, Launcher
-from jitkern.op.declaration import DeclaredOp
+from jitkern.op.declaration import Declaration, DeclaredOp
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare
-from jitkern.runtime.programs import OpPrograms
+from jitkern.runtime.programs import CallClassState, KnownAs, OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
-    from jitkern.launch.runner import Runner
+    from jitkern.launch.kernels import Kernels
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
@@ -40,43 +46,131 @@ _NO_BLOCK = contextlib.nullcontext()
 _log = logging.getLogger(__name__)
 
 
+_making = threading.Lock()
+after_fork(_making)
+_KEYS = {
+    device.lower(): torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[device])
+    for device in ("CPU", "CUDA", "Meta")
+}
+
+
+class Backend:
+    """The function that is registered once per op and device type, and never replaced.
+
+    number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
+    the op has kernels that C could launch, on a system that allows trampolines.
+    """
+
+    def __init__(self, op: DeclaredOp, device: str, *, launches: bool) -> None:
+        self.op = op
+        self.number: int | None = None
+        self.launches = launches
+        self.devices = Devices(op.name, device)
+        self._implementation: Implementation | None = None
+        self._programs: OpPrograms | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.implementation(*self.op.signature.complete(args, kwargs))
+
+    @property
+    def programs(self) -> OpPrograms | None:
+        """The op's programs in the launch runtime; None if C cannot launch its kernels."""
+        if self._programs is None and self.number is not None:
+            with _making:
+                if self._programs is None:
+                    self._programs = OpPrograms(self.number, self.op.signature)
+        return self._programs
+
+    @property
+    def implementation(self) -> Implementation:
+        """The implementation, which runs the op by the declaration that serves this thread."""
+        declaration, made = self.op.declaration, self._implementation
+        if made is not None and made.op.declaration is declaration:
+            return made
+        programs = self.programs
+        with _making:
+            made = self._implementation
+            if made is None or made.op.declaration is not declaration:
+                if programs is None and self.launches:
+                    runtime.binding.say_why_not()
+                if made is not None:  # whose runners know the sources
+                    self.devices = Devices(self.op.name, self.devices.type)
+                made = Implementation(self.op, declaration, self.devices, programs)
+                self._implementation = made
+            return made
+
+    def forget(self) -> None:
+        """Forget all that was made from the declaration, also where it stays the same."""
+        with _making:
+            self._implementation = None
+            self.devices = Devices(self.op.name, self.devices.type)
+        self.stop_programs()
+
+    def stop_programs(self) -> None:
+        """Leave all calls to Python until other programs are traced."""
+        if self._programs:
+            self._programs.forget()
+
+
 class Implementation:
     """The implementation of an op on one device type, for calls with all their arguments.
 
     op: the op by one declaration. programs: the op's in the launch runtime; None if C cannot launch
-    its kernels. is_current: returns whether this declaration serves all threads. A call that is
-    under way when another one takes its place may end with the earlier result.
+    its kernels. A call that is under way when another declaration takes the place of this one may
+    end with the earlier result.
     """
 
     def __init__(
         self,
         op: DeclaredOp,
+        declaration: Declaration,
         devices: Devices,
         programs: OpPrograms | None,
-        is_current: Callable[[], bool],
     ) -> None:
-        self.op = op
+        self.op = DeclaredOp(op.signature, declaration)
         self.signature = op.signature
         self.devices = devices
         self.device = devices.type
         self.programs = programs
-        self._is_current = is_current
+        self._registered = op
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
-        self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
+        self._launchers: dict[tuple[int, int | None], Launcher] = {}  # by the ids of sources
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, recalls: bool = True
+    ) -> Any:
+        """Return the op's result. recalls: whether a launch record may serve the call."""
+        settings, reasons = config.current(), list[JitkernError]()
         device = self.devices.device_of((*args, *kwargs.values()))
         if self.signature.changed:
             self._check_changeable(args, kwargs)
-        if self.programs:
-            source = next(iter(self.op.sources_on(self.device)), None)
-            with self._served(source, device, args, kwargs):
-                prepare()
-        result = self._compute(device, args, kwargs)
-        if self.signature.changed:
-            self._note_changes(args, kwargs)
+        for source in () if self.pinned else self.op.sources_on(self.device):
+            try:
+                with self._served(source, device, args, kwargs):
+                    result = self._run(source, device, args, kwargs, recalls=recalls)
+            except launch.kernels.LeftToReference:
+                return self._reference(args, kwargs)
+            except (CompilerNotFound, TargetError, CacheError) as e:
+                if isinstance(e, NotCached) and settings.compile == "background":
+                    with self._served(source, device, args, kwargs):
+                        self._build_later(source, device, e)
+                if e.launched:  # a second try could apply an in-place change twice
+                    e.args = (f"{e}. The call had begun, so nothing else can compute it.",)
+                    raise
+                reasons.append(e)
+            else:
+                if settings.record is not None:
+                    self._record(source, args, kwargs)
+                return result
+        result = self._fall_back(reasons, args, kwargs)
+        if settings.record is None:
+            return result
+        sources = self.op.sources_on(self.device)
+        missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
+        for source in (missing or sources)[:1]:
+            self._record(source, args, kwargs)
         return result
 
     def _check_changeable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -101,36 +195,6 @@ class Implementation:
 
     def _versions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
         return [t._version for t in self._changed(args, kwargs) if not t.is_inference()]
-
-    def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings = config.current()
-        reasons: list[JitkernError] = []
-        for source in () if self.pinned else self.op.sources_on(self.device):
-            try:
-                with self._served(source, device, args, kwargs):
-                    result = self._run(source, device, args, kwargs)
-            except launch.kernels.LeftToReference:
-                return self._reference(args, kwargs)
-            except (CompilerNotFound, TargetError, CacheError) as e:
-                if isinstance(e, NotCached) and settings.compile == "background":
-                    with self._served(source, device, args, kwargs):
-                        self._build_later(source, device, e)
-                if e.launched:  # a second try could apply an in-place change twice
-                    e.args = (f"{e}. The call had begun, so nothing else can compute it.",)
-                    raise
-                reasons.append(e)
-            else:
-                if settings.record is not None:
-                    self._record(source, args, kwargs)
-                return result
-        result = self._fall_back(reasons, args, kwargs)
-        if settings.record is None:
-            return result
-        sources = self.op.sources_on(self.device)
-        missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
-        for source in (missing or sources)[:1]:
-            self._record(source, args, kwargs)
-        return result
 
     def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Record a call that a kernel of this source served, or would have served."""
@@ -158,21 +222,73 @@ class Implementation:
         return jit.current_call.served(text)
 
     def _run(
-        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        op, runner = self.op, self.devices.runner(source, device)
-        tried = self.programs.serving if self.programs else frozenset()
+        self, source: Source, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any],
+        *, recalls: bool,
+    ) -> Any:  # fmt: skip
+        """Run a source's kernels for a call: by a launch record of such calls, else in Python."""
         if source.runs == ITSELF:
-            result = runner.extension(*args, **kwargs)
+            result = self.devices.runner(source, device).extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
+            self._note_changes(args, kwargs)
             return result
-        function, kernels = self._function(source), launch.kernels.Kernels(runner)
-        before = self._versions(args, kwargs) if op.signature.changed else []
+        launcher = self._launcher(source, device)
+        programs, state, tried = self.programs, None, frozenset[KnownAs]()
+        if programs is not None:
+            ordered = self.signature.in_order(args, kwargs)
+            state = self._state(programs, launcher, ordered)
+            if (
+                state and recalls and config.current().record is None
+            ):  # it needs each call here once
+                recalled = programs.recall(state, launcher, ordered)
+                if recalled and runtime.binding.runtime():  # it calls this again on another miss
+                    return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
+            prepare()
+            tried = programs.serving
+        runner = self.devices.runner(source, device)
+        kernels = launch.kernels.Kernels(runner)
+        result = self._run_in_python(launcher.function, kernels, args, kwargs)
+        self._note_changes(args, kwargs)
+        new = kernels.has_workspace and _share_workspaces(device)
+        if programs is None or state is None or (new and programs.known):
+            return result  # C lacked the workspace alone
+        if state.is_due() and not jit.capturing():
+            runtime.specializer.specialize(
+                programs, state, launcher, runner, ordered, frozenset(kwargs), tried
+            )
+        return result
+
+    def _launcher(self, source: Source, device: torch.device) -> Launcher:
+        """Return what serves calls on a device. Raises DeclarationError, TargetError."""
+        key = id(source), device.index
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            function = self.op.launch_function(source, self.device)
+            launcher = Launcher(function, source, self.devices.target(device.index), device)
+            self._launchers[key] = launcher
+        return launcher
+
+    def _state(
+        self, programs: OpPrograms, launcher: Launcher, args: Sequence[Any]
+    ) -> CallClassState | None:
+        """Return the state of calls like this one; None if C cannot serve them now."""
+        if not config.c_may_serve() or torch._C._len_torch_function_stack():
+            return None
+        state = programs.state_of(launcher.source, launcher.device, args)
+        if self._registered.is_settled(self.op.declaration):
+            return state
+        return None  # the op is declared again, and `state` may be of the new declaration
+
+    def _run_in_python(
+        self, function: Callable[..., Any], kernels: Kernels, args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """Return the result of a launch function. Errors tell its line, and what has begun."""
+        before = self._versions(args, kwargs) if self.signature.changed else []
         try:
             own_args, own_kwargs = _own(args, kwargs) if self._has_lists else (args, kwargs)
             run = trace.fast_check.with_fast_check(function)
             result = run(kernels, *own_args, **own_kwargs)
-            launch.kernels.check_result(op.name, function, op.signature.results, result)
+            launch.kernels.check_result(self.op.name, function, self.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             begun = kernels.launched + getattr(e, "launched", 0)
@@ -182,9 +298,6 @@ class Implementation:
                 e.launched = begun or int(self._versions(args, kwargs) != before)
             self._place(e, function)
             raise
-        new = kernels.has_workspace and _share_workspaces(device)
-        if self.programs and not (new and self.programs.known):  # C lacked the workspace alone
-            self._link(self.programs, source, runner, args, kwargs, tried)
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
@@ -199,40 +312,6 @@ class Implementation:
         elif isinstance(e, _PLACED) and not e.place and is_ours(e):
             e.place = self.op.place if isinstance(e, DeclarationError) else place
             e.args = (told(str(e), self.op.name, e.place),)
-
-    def _launcher(self, source: Source, device: torch.device) -> Launcher:
-        target = self.devices.target(device.index)
-        return Launcher(self._function(source), source, target, device)
-
-    def _function(self, source: Source) -> Callable[..., Any]:
-        if id(source) not in self._functions:
-            self._functions[id(source)] = source, self.op.launch_function(source, self.device)
-        return self._functions[id(source)][1]
-
-    def _link(
-        self,
-        programs: OpPrograms,
-        source: Source,
-        runner: Runner,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        tried: frozenset[Any],
-    ) -> None:
-        """Trace a call, if it is time to, so that C serves the next one like it.
-
-        tried: the programs that did not serve it.
-        """
-        if not config.c_may_serve() or torch._C._len_torch_function_stack():
-            return
-        ordered = self.signature.in_order(args, kwargs)
-        launcher = self._launcher(source, runner.device)
-        state = programs.state_of(source, runner.device, ordered)
-        if not self._is_current():
-            return  # the op is declared again; `state` may be of the new declaration
-        if state.is_due() and not jit.capturing():
-            runtime.specializer.specialize(
-                programs, state, launcher, runner, ordered, frozenset(kwargs), tried
-            )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise LaunchError for a result that shares memory with an argument or another result.
@@ -323,6 +402,7 @@ class Implementation:
         """Return the reference's result, with the strides that the fake promised."""
         own_args, own_kwargs = _own(args, kwargs)
         result = self.op.run_reference(*own_args, **own_kwargs)
+        self._note_changes(args, kwargs)
         complete, named = self.op.signature.complete(tuple(args), kwargs)
         metas = [_meta(value) for value in complete], {k: _meta(v) for k, v in named.items()}
         promised = self.op.promised(torch.device("meta"), *metas)
@@ -331,6 +411,43 @@ class Implementation:
         if not isinstance(result, (tuple, list)):
             return result
         return tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+class FallbackKernel:
+    """The reference on all other devices, and the choice of a device for calls without tensors.
+
+    A call without tensors runs on
+
+    1. the device of its `Device` argument;
+    2. the only device that the op has kernels for, if this machine has it;
+    3. Torch's default device (`torch.set_default_device`), else the CPU.
+    """
+
+    def __init__(self, op: DeclaredOp) -> None:
+        self.op = op
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.op.signature.complete(args, kwargs)
+        arguments = (*args, *kwargs.values())
+        if tensors_in(arguments):
+            return self.op.run_reference(*args, **kwargs)
+        device = self._device(arguments)
+        if device in ("cpu", "meta"):
+            return self.op.overload.redispatch(_KEYS[device], *args, **kwargs)
+        if device in self.op.backends:  # C takes the index of a CUDA device from tensors
+            return self.op.backends[device](*args, **kwargs)
+        return self.op.run_reference(*args, **kwargs)
+
+    def _device(self, arguments: Sequence[Any]) -> str:
+        for value in arguments:
+            if isinstance(value, torch.device):
+                return value.type
+        able = [device for device, sources in self.op.sources.items() if sources]
+        if len(able) == 1 and (able[0] == "cpu" or torch.cuda.is_available()):
+            return able[0]
+        # Torch disables the mode of a default device during a call, so its getter returns "cpu".
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        return context.device.type if context else "cpu"
 
 
 def _own(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -23,8 +23,8 @@ from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, meant
 from jitkern.op.autograd import Autograd
-from jitkern.op.backend import Backend, FallbackKernel
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
+from jitkern.op.dispatch import Backend, FallbackKernel
 from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause

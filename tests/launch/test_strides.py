@@ -308,7 +308,7 @@ try:
     answer = strided_op.op({x}).tolist()
 except jitkern.LaunchError as e:
     answer = str(e)
-by_record = "jitkern.op.dispatch" not in sys.modules
+by_record = "jitkern.launch.runner" not in sys.modules
 jitkern.runtime.specializer.settle()
 print(json.dumps([answer, by_record]))
 """

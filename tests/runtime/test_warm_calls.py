@@ -39,13 +39,28 @@ import json, sys, torch
 {before}
 import jitkern, recalled
 answer = recalled.op(torch.ones(3), {n}).tolist()
-by_record = "jitkern.op.dispatch" not in sys.modules
+by_record = "jitkern.launch.runner" not in sys.modules
 sys.served = True
 jitkern.config.background.settle()
 print(json.dumps([answer, by_record, recalled.op(torch.ones(2), {n}).tolist(), jitkern.stats()["compiles"]]))
 """
+COUNTED = """
+import collections, sys, torch, jitkern, recalled
+entered = collections.Counter()
+def count(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_filename == recalled.__file__:
+        entered["launch function"] += code.co_varnames[:1] == ("k",)
+    elif event == "call" and code.co_name in ("state_of", "launch_function"):
+        entered[code.co_name] += 1
+sys.setprofile(count)
+answer = recalled.op(torch.ones(1), 3).item()
+sys.setprofile(None)
+jitkern.config.background.settle()
+print(answer, entered["state_of"], entered["launch_function"], entered["launch function"])
+"""
 LOOKUP = (
-    "op.dispatch",
+    "launch.runner",
     "cache.store",
     "source.closure",
     "jit.get_or_compile",
@@ -113,6 +128,14 @@ def test_a_second_process_needs_no_search_and_no_compiler(package):
     )
     assert package.call(refuse, PATH="/nonexistent", JITKERN_COMPILE="never") == (2.0, True)
     assert package.compiles == 0 and package.stderr == ""
+
+
+@pytest.mark.long
+def test_what_serves_a_first_call_is_decided_once(package):
+    place = {"PYTHONPATH": str(package.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    cold, warm = (package.run(COUNTED, **place) for _ in range(2))
+    assert cold.stdout == "6.0 1 1 2\n", cold.stderr  # it runs, and is traced
+    assert warm.stdout == "6.0 1 1 0\n", warm.stderr
 
 
 @pytest.mark.long
@@ -187,7 +210,7 @@ def test_a_value_that_is_rebound_is_read_as_it_is_now(recalled):
     code = (
         "import sys, torch, recalled\n"
         "x = torch.ones(1)\n"
-        "print(recalled.op(x).item(), 'jitkern.op.dispatch' not in sys.modules)\n"
+        "print(recalled.op(x).item(), 'jitkern.launch.runner' not in sys.modules)\n"
         "recalled.FACTOR = 3.0\n"
         "print(recalled.op(x).item())\n"
         "@recalled.op.launch('cpu')\n"
@@ -457,7 +480,7 @@ def test_each_number_that_is_a_constant_has_a_record(package):
     code = (
         "import sys, torch, recalled\n"
         "for n in (3, 1, 2):\n"
-        "    print(recalled.op(torch.ones(1), n).item(), 'jitkern.op.dispatch' not in sys.modules)\n"
+        "    print(recalled.op(torch.ones(1), n).item(), 'jitkern.launch.runner' not in sys.modules)\n"
     )
     done = package.run(code, PYTHONPATH=str(package.folder), PYTHONDONTWRITEBYTECODE="1")
     assert done.stdout.splitlines() == ["6.0 True", "2.0 True", "4.0 True"], done.stderr
