@@ -47,18 +47,23 @@ class Kernels:
     which only the results count, from all other runs.
     """
 
+    launched = 0
+    _call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
+    _config: Mapping[str, Any] | None = None
+    _taken: Mapping[bool, tuple[Any, Any]] = MappingProxyType({})  # the last part of each workspace
+
     def __init__(
         self, start: Callable[[Call], object], choose: Choose | None = None,
         device: Device | None = None,
     ) -> None:  # fmt: skip
         self._start = start
-        self.fake = start is ignore
         self._choose = choose
         self._device = device
-        self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
-        self._config: Mapping[str, Any] | None = None
-        self._taken: dict[bool, tuple[Any, Any]] = {}  # the last part of each workspace
-        self.launched = 0
+
+    @property
+    def fake(self) -> bool:
+        """Whether this run is the op's fake."""
+        return self._start is ignore
 
     def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
         if name in FACTS:
@@ -92,7 +97,7 @@ class Kernels:
             start, size = self._taken[zeroed]
             start = start + (size + 255) // 256 * 256
         memory: torch.Tensor = self._asked().workspace(start, bytes, dtype, zeroed=zeroed)
-        self._taken[zeroed] = start, bytes
+        self._taken = {**self._taken, zeroed: (start, bytes)}
         return memory
 
     def tensor_map(

@@ -211,7 +211,7 @@ class Runner:
         if self.source.in_python:  # whose variant depends on the arguments, too
             pair = self._variant(call)
             how = call.keywords.get("cooperative"), call.keywords.get("pdl")
-            form = (form[0], repr(pair[0].template), pair[0].signature, pair[0].options, *how)
+            form = (call.function, repr(pair[0].template), pair[0].signature, pair[0].options, *how)
         if form not in self._ready:
             variant, positions = pair or self._variant(call)
             function = self.loaded(variant)
@@ -344,7 +344,7 @@ class CachedKernels:
 
 def _form(call: Call) -> tuple[Any, ...]:
     """Return what distinguishes the kernels of a source that are identified by their text."""
-    return call.function, tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0
+    return call.function, *[(name, repr(value)) for name, value in call.template]  # 1 == 1.0
 
 
 def _is_among(names: Sequence[str], value: Any, named: Mapping[str, Any]) -> bool:

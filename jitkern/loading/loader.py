@@ -23,6 +23,8 @@ from jitkern.source.kinds import CUDA, FUNCTION, TEXT, Extension, Generated, Sou
 if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
 
+_Room = tuple[list[Any], ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_char]]
+
 
 class HostFunction:
     """The function FUNCTION of a loaded library, which takes an array of addresses of values.
@@ -45,6 +47,7 @@ class HostFunction:
             if code
         ]
         self._addresses = ctypes.c_void_p * len(self._types)
+        self._rooms: list[_Room] = []
 
     @property
     def address(self) -> int:
@@ -56,11 +59,19 @@ class HostFunction:
 
         what: the function and the op, for that error.
         """
-        slots = [kind(value) for kind, value in zip(self._types, values)]
-        text = ctypes.create_string_buffer(TEXT)
-        if self._function(self._addresses(*map(ctypes.addressof, slots)), text):
+        try:
+            room = self._rooms.pop()
+        except IndexError:  # all rooms are in use by other threads
+            cells = [kind() for kind in self._types]
+            addresses = self._addresses(*map(ctypes.addressof, cells))
+            room = cells, addresses, ctypes.create_string_buffer(TEXT)
+        cells, addresses, text = room
+        for cell, value in zip(cells, values):
+            cell.value = value
+        if self._function(addresses, text):  # whose room nobody gets again
             said = text.value.decode(errors="replace")
             raise LaunchError(f"{what} raised an exception: {said}", launched=1)
+        self._rooms.append(room)
 
 
 def load(source: Source, entry: Entry, op: str = "") -> Any:

@@ -135,6 +135,7 @@ class Implementation:
         self._registered = op
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._launchers: dict[tuple[int, int | None], Launcher] = {}  # by the ids of sources
+        self._sources: tuple[config.Config | None, Sequence[Source]] = (None, ())  # by settings
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
 
@@ -146,10 +147,12 @@ class Implementation:
         device = self.devices.device_of((*args, *kwargs.values()))
         if self.signature.changed:
             self._check_changeable(args, kwargs)
-        for source in () if self.pinned else self.op.sources_on(self.device):
+        if self._sources[0] is not settings:
+            self._sources = settings, self.op.sources_on(self.device)
+        run = self._run_served if settings.remotes else self._run
+        for source in () if self.pinned else self._sources[1]:
             try:
-                with self._served(source, device, args, kwargs):
-                    result = self._run(source, device, args, kwargs, recalls=recalls)
+                result = run(source, device, args, kwargs, recalls)
             except launch.kernels.LeftToReference:
                 return self._reference(args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
@@ -206,11 +209,10 @@ class Implementation:
         )  # fmt: skip
 
     def _served(
-        self, source: Source | None, device: torch.device, args: Sequence[Any],
-        kwargs: dict[str, Any],
+        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
         """Return a block in which a miss may tell a build service of this call."""
-        if source is None or not config.current().remotes:
+        if not config.current().remotes:
             return _NO_BLOCK
         op, kind = self.op, source.kind
 
@@ -221,9 +223,14 @@ class Implementation:
 
         return jit.current_call.served(text)
 
+    def _run_served(self, source: Source, device: torch.device, *call: Any) -> Any:
+        """Run a source's kernels; see `_served`."""
+        with self._served(source, device, *call[:2]):
+            return self._run(source, device, *call)
+
     def _run(
         self, source: Source, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any],
-        *, recalls: bool,
+        recalls: bool,  # noqa: FBT001
     ) -> Any:  # fmt: skip
         """Run a source's kernels for a call: by a launch record of such calls, else in Python."""
         if source.runs == ITSELF:
@@ -247,7 +254,8 @@ class Implementation:
         runner = self.devices.runner(source, device)
         kernels = launch.kernels.Kernels(runner)
         result = self._run_in_python(launcher.function, kernels, args, kwargs)
-        self._note_changes(args, kwargs)
+        if self.signature.changed:
+            self._note_changes(args, kwargs)
         new = kernels.has_workspace and _share_workspaces(device)
         if programs is None or state is None or (new and programs.known):
             return result  # C lacked the workspace alone
@@ -318,7 +326,8 @@ class Implementation:
 
         torch.compile and Autograd rely on results of their own memory.
         """
-        results = tuple(tensors_in(result if isinstance(result, (tuple, list)) else [result]))
+        plain = isinstance(result, torch.Tensor)
+        results = (result,) if plain else tuple(tensors_in(result or ()))
         shares = torch._C._any_output_is_alias_to_input_or_output
         if not shares(args, kwargs, results):
             return
