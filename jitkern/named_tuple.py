@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple  # noqa: PLC0414  exports the name to type checkers
 else:
+    import itertools
     from collections import _tuplegetter
 
     class _Maker(type):
@@ -20,7 +21,7 @@ else:
         def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = tuple(body.get("__annotations__", ()))
             defaults = {field: body[field] for field in fields if field in body}
-            getters = {field: _tuplegetter(i, field) for i, field in enumerate(fields)}
+            getters = dict(zip(fields, map(_tuplegetter, itertools.count(), fields)))
             own = {"_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
             return super().__new__(cls, name, bases, {"__slots__": (), **body, **own, **getters})
 
@@ -34,7 +35,7 @@ else:
                 twice = named.keys() & fields[: len(items)]
                 if len(items) > len(fields) or twice or values.keys() != set(fields):
                     raise TypeError(f"{cls.__name__} takes the fields {', '.join(fields)}")
-                items = tuple(values[field] for field in fields)
+                items = tuple(map(values.__getitem__, fields))
             return tuple.__new__(cls, items)
 
         @classmethod
@@ -42,7 +43,7 @@ else:
             return cls(*values)
 
         def _replace(self, **fields: Any) -> Any:
-            return type(self)(**{**self._asdict(), **fields})
+            return type(self)(**{**dict(zip(self._fields, self)), **fields})
 
         def _asdict(self) -> dict[str, Any]:
             return dict(zip(self._fields, self))

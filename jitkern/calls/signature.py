@@ -29,7 +29,7 @@ _OWN: dict[str, tuple[type, ...]] = {  # the types of which Torch hands argument
 }  # fmt: skip
 _OWN |= {f"Optional[{name}]": (*types, type(None)) for name, types in _OWN.items()}
 _CHANGED = {"T": "W", "t": "w", "L": "V"}
-GENERATED = re.compile("_[0-9a-f]{8}$")  # the end of the name of an op whose schema jitkern wrote
+GENERATED = "_[0-9a-f]{8}$"  # the end of the name of an op whose schema jitkern wrote
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 
@@ -45,7 +45,8 @@ class Signature:
     """The schema of an op, read once. It does not change.
 
     name, schema: the op's qualified name, and the text with this name.
-    arguments, returns: as Torch describes them.
+    arguments, returns: as Torch describes them. names, optional: of the arguments, and of those
+        with a default.
     parameters: the arguments as C takes them; None if C cannot pass them or the results.
     changed: position and name of each argument that the op changes.
     outputs: the names of the results: `out`, or `out0`, …, where the schema names none.
@@ -60,7 +61,8 @@ class Signature:
         self.name: str = parsed.name
         self.arguments: list[Any] = parsed.arguments
         self.returns: list[Any] = parsed.returns
-        self._names = [argument.name for argument in self.arguments]
+        self.names = [argument.name for argument in self.arguments]
+        self.optional = {a.name for a in self.arguments if a.has_default_value()}
         self._positional = sum(not argument.kwarg_only for argument in self.arguments)
         self.changed = [
             (position, argument.name)
@@ -125,7 +127,7 @@ class Signature:
                 return args, kwargs
         for position, name in self._required:
             if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
-                written = not GENERATED.search(self.name)
+                written = not re.search(GENERATED, self.name)
                 raise LaunchError(
                     f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
                     "tensor" + f", or write `Tensor? {name}` in the schema" * written
@@ -133,7 +135,7 @@ class Signature:
         if len(args) == self._positional and len(args) + len(kwargs) == len(self.arguments):
             return args, kwargs
         rest = {a.name: a.default_value for a in self.arguments[len(args) :]} | kwargs
-        positional = [rest.pop(name) for name in self._names[len(args) : self._positional]]
+        positional = [rest.pop(name) for name in self.names[len(args) : self._positional]]
         return (*args, *positional), rest
 
     def device_of(
@@ -148,7 +150,7 @@ class Signature:
         """
         devices: dict[torch.device, str] = {}  # each with the first argument on it
         changed = {name for _, name in self.changed}
-        for name, value in (*zip(self._names, args), *kwargs.items()):
+        for name, value in (*zip(self.names, args), *kwargs.items()):
             for tensor in tensors_in([value]):
                 if tensor.dim() or tensor.device != _CPU or name in changed:
                     devices.setdefault(tensor.device, name)
@@ -163,12 +165,12 @@ class Signature:
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return complete arguments as one tuple, in the schema's order."""
-        return (*args, *(kwargs[name] for name in self._names[len(args) :]))
+        return (*args, *(kwargs[name] for name in self.names[len(args) :]))
 
     def split(self, args: Sequence[Any]) -> Arguments:
         """Return arguments in the schema's order, by name where they must be passed by name."""
         count = self._positional
-        return tuple(args[:count]), dict(zip(self._names[count:], args[count:]))
+        return tuple(args[:count]), dict(zip(self.names[count:], args[count:]))
 
     def misfit(self, args: Sequence[Any]) -> str:
         """Return why `args`, in the schema's order, do not fit it; "" if they may.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -149,7 +150,7 @@ def ops_named(name: str) -> list[Op]:
         op
         for op in all_ops().values()
         if op.name in (name, f"jitkern::{name}")
-        or calls.signature.GENERATED.sub("", op.name) == name
+        or re.sub(calls.signature.GENERATED, "", op.name) == name
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")
     ]

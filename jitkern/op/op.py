@@ -23,12 +23,12 @@ from jitkern._fork import after_fork
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at, meant
 from jitkern.op.autograd import Autograd
-from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function, launched_on
+from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function
 from jitkern.op.dispatch import Backend, FallbackKernel
 from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
-from jitkern.source.kinds import ITSELF, Extension, Source
+from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -81,7 +81,7 @@ class Op(DeclaredOp, Generic[Result]):
             self._follow_gradient()
         self._builtin = self.overload._op
         in_python = all(backend.number is None for backend in self.backends.values())
-        self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
+        self._direct = self.backends if in_python else {}
 
     @property
     def declaration(self) -> Declaration:
@@ -208,7 +208,7 @@ class Op(DeclaredOp, Generic[Result]):
 
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and fallback. Raises DeclarationError."""
-        self._check_parameters("reference", function, self._names)
+        self._check_parameters("reference", function, self.signature.names)
         if self._declare(reference=function).reference is not None:
             self._forget_compiled()
         return function
@@ -218,7 +218,7 @@ class Op(DeclaredOp, Generic[Result]):
         self._check_kinds("launch", kinds)
 
         def keep(function: Function) -> Function:
-            self._check_parameters("launch function", function, ["k", *self._names])
+            self._check_parameters("launch function", function, ["k", *self.signature.names])
             launchers = self.newest.launchers
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
             kept: Function = function
@@ -272,7 +272,7 @@ class Op(DeclaredOp, Generic[Result]):
             backend.stop_programs()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
-        known = {kind for device in DEVICES for kind in launched_on(device)}
+        known = {*DEVICES, *[kind.kind for kind in SOURCES.values() if kind.runs != ITSELF]}
         wrong = [kind for kind in kinds if kind not in known]
         if wrong or not kinds:
             asked = [repr(kind) for kind in wrong[:1]]
@@ -280,10 +280,6 @@ class Op(DeclaredOp, Generic[Result]):
                 f"{self.name}: {call_site()}{method}() takes {', '.join(sorted(known))}, "
                 f"got {kinds}" + "".join(meant(kind, map(repr, known)) for kind in asked)
             )
-
-    @property
-    def _names(self) -> list[str]:
-        return [argument.name for argument in self.signature.arguments]
 
     def _check_parameters(self, what: str, function: Function, names: list[str]) -> None:
         """Refuse a function that no call of the op fits. `names` are what it is called with."""
@@ -294,7 +290,7 @@ class Op(DeclaredOp, Generic[Result]):
             return
         most = code.co_argcount + code.co_kwonlyargcount
         least = most - len(function.__defaults__ or ()) - len(function.__kwdefaults__ or ())
-        optional = sum(a.name in names and a.has_default_value() for a in self.signature.arguments)
+        optional = len(self.signature.optional.intersection(names))
         if least > len(names) or most < len(names) - optional:
             takes = ", ".join(code.co_varnames[:most])
             raise DeclarationError(
@@ -304,7 +300,7 @@ class Op(DeclaredOp, Generic[Result]):
 
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
-        self._check_parameters("fake", function, self._names)
+        self._check_parameters("fake", function, self.signature.names)
         if self._declare(fake=function).fake is not None:
             self._forget_compiled()
         return function
@@ -339,7 +335,7 @@ class Op(DeclaredOp, Generic[Result]):
         written once. The flops are additions, multiplications and calls of functions like `exp`.
         `jitkern.roofline` calls the function, also with meta tensors: shapes and dtypes suffice.
         """
-        self._check_parameters("cost function", function, self._names)
+        self._check_parameters("cost function", function, self.signature.names)
         self._declare(cost=function)
         return function
 

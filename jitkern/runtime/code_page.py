@@ -32,12 +32,16 @@ PAGE = 4096  # bytes of code that are made at once
 HEAD = 256  # bytes before the first trampoline of a page
 LIMIT = 8192  # OPS in runtime.c
 Ask = Callable[[int, int, int, int], int]
+_PageCode = tuple[bytes, int, Callable[[int, range], list[bytes]]]
 _ASK = ctypes.CFUNCTYPE(c_size_t, c_size_t, c_uint64, c_uint64, c_uint32)
 _NAME = ctypes.create_string_buffer(b"jitkern")
 
 
-def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
-    """Return a page's head, the offset of `ask` in it, and a maker of trampolines."""
+def _x86_64(entry: int, ask: int, check: int) -> _PageCode:
+    """Return a page's head, the offset of `ask` in it, and a maker of trampolines.
+
+    The maker takes the number of the first one, and the places of all.
+    """
     name = ctypes.addressof(_NAME)
     jump = b"\x48\xb8" + struct.pack("<Q", entry) + b"\xff\x20"  # mov rax, entry; jmp [rax]
     call = (
@@ -55,15 +59,14 @@ def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int
     begin = 16
     head = jump.ljust(begin, b"\xcc") + call
 
-    code = struct.Struct("<BIBi6x")  # mov ecx, number; jmp to the head
+    def trampolines(first: int, places: range) -> list[bytes]:
+        pack = struct.Struct("<BIBi6x").pack  # mov ecx, number; jmp to the head
+        return [pack(0xB9, n, 0xE9, -(place + 10)) for n, place in enumerate(places, first)]
 
-    def trampoline(number: int, place: int) -> bytes:
-        return code.pack(0xB9, number, 0xE9, -(place + 10))
-
-    return head, begin, trampoline
+    return head, begin, trampolines
 
 
-def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
+def _aarch64(entry: int, ask: int, check: int) -> _PageCode:
     """Return the same as _x86_64 for aarch64."""
     name = ctypes.addressof(_NAME)
 
@@ -97,12 +100,14 @@ def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[in
         ask, name, check,
     )  # fmt: skip
 
-    def trampoline(number: int, place: int) -> bytes:
-        move = 0x52800003 | number << 5  # mov w3, #number
-        # then b to the head
-        return struct.pack("<2I8x", move, 0x14000000 | (-(place + 4) // 4 & 0x3FFFFFF))
+    def trampolines(first: int, places: range) -> list[bytes]:
+        pack = struct.Struct("<2I8x").pack  # mov w3, #number; b to the head
+        return [
+            pack(0x52800003 | n << 5, 0x14000000 | (-(place + 4) // 4 & 0x3FFFFFF))
+            for n, place in enumerate(places, first)
+        ]
 
-    return jump + call, len(jump), trampoline
+    return jump + call, len(jump), trampolines
 
 
 MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
@@ -141,11 +146,9 @@ class CodePages:
             return number, self._pages[page] + HEAD + SIZE * at
 
     def _add_page(self) -> None:
-        head, _, trampoline = self._code
-        count = (PAGE - HEAD) // SIZE
-        first = count * len(self._pages)
+        head, _, trampolines = self._code
         places = range(HEAD, PAGE - SIZE + 1, SIZE)
-        code = [trampoline(first + i, place) for i, place in enumerate(places)]
+        code = trampolines(len(places) * len(self._pages), places)
         self._pages.append(executable(head.ljust(HEAD, b"\0") + b"".join(code)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
 
 from jitkern._lazy import IMPORTED
 from jitkern._version import __version__
@@ -17,16 +16,17 @@ _TICK = 50_000_000  # nanoseconds within which two changes of a file may have on
 _COARSE = 2_000_000_000  # on a file system whose times are whole seconds
 
 
-def paths() -> Iterator[str]:
-    """Yield the files of jitkern on whose content launch records depend."""
-    yield f"{_PACKAGE}/target.py"
+def paths() -> list[str]:
+    """Return the files of jitkern on whose content launch records depend, sorted."""
+    found = [f"{_PACKAGE}/target.py"]
     folders = [f"{_PACKAGE}/{room}" for room in _ROOMS]
     for folder in folders:  # it grows
         for item in os.scandir(folder):
             if item.name.endswith((".py", ".c")):
-                yield item.path
+                found.append(item.path)
             elif item.name != "__pycache__" and item.is_dir():
                 folders.append(item.path)
+    return sorted(found)
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def digest() -> str:
     "" if the code is not that which runs: a file has changed since this process imported jitkern.
     """
     digest, changed = hashlib.sha256(__version__.encode()), 0
-    for path in sorted(paths()):
+    for path in paths():
         with open(path, "rb") as file:
             digest.update(file.read())
             changed = max(changed, os.fstat(file.fileno()).st_ctime_ns)

@@ -38,7 +38,8 @@ class CodeNames(NamedTuple):
 
     attributes: all that its code reads of any value. handlers: where the code may catch an error,
     which a trace may raise for other reasons. compares: where the code may ask if two values are
-    one object. sets: whether the code makes a set for more than `in`.
+    one object. sets: whether the code makes a set for more than `in`, or a view for
+    more than a loop.
     """
 
     reads: tuple[Read, ...]
@@ -102,16 +103,23 @@ def _scan(
 ) -> Iterator[tuple[str, Any]]:
     """Yield what the instructions do, each with the field of CodeNames that lists it."""
     named = 0  # the last attribute that a read took off a name
+    names = [*[instruction.opname for instruction in listed], "", ""]
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
         positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
         line = (positions.lineno if positions else instruction.starts_line) or line
-        if _makes_set(listed, at):
+        is_set = name in _OF_SETS or type(value) is frozenset
+        is_view = name in _ATTRIBUTE and value in _VIEWS
+        if (is_set and names[at + 1] != "CONTAINS_OP") or (
+            is_view and not (names[at + 1].startswith("CALL") and names[at + 2] == "GET_ITER")
+        ):
             yield "sets", True
         if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
-            chain = _attributes(listed, at + 1)
-            named = at + len(chain)
-            tested = _name_at(listed, named + 1) == "CONTAINS_OP"
+            named = at
+            while names[named + 1] in _ATTRIBUTE and not listed[named + 1].is_jump_target:
+                named += 1
+            chain = tuple([str(taken.argval) for taken in listed[at + 1 : named + 1]])
+            tested = names[named + 1] == "CONTAINS_OP"
             yield "reads", Read(value, chain, line, name != "LOAD_GLOBAL", tested)
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
             yield "refusals", Refusal(f"setting the outer `{value}` cannot be traced", line)
@@ -135,23 +143,3 @@ def _is_of_none(listed: list[dis.Instruction], at: int) -> bool:
     """
     before = listed[at - 1]
     return not listed[at].is_jump_target and (before.opname, before.argval) == ("LOAD_CONST", None)
-
-
-def _makes_set(listed: list[dis.Instruction], at: int) -> bool:
-    """Whether an instruction makes a set for more than `in`, or a view for more than a loop."""
-    name, value = listed[at].opname, listed[at].argval
-    after = _name_at(listed, at + 1)
-    if name in _ATTRIBUTE and value in _VIEWS:
-        return not (after.startswith("CALL") and _name_at(listed, at + 2) == "GET_ITER")
-    return (name in _OF_SETS or type(value) is frozenset) and after != "CONTAINS_OP"
-
-
-def _name_at(listed: list[dis.Instruction], at: int) -> str:
-    return listed[at].opname if at < len(listed) else ""
-
-
-def _attributes(listed: list[dis.Instruction], start: int) -> tuple[str, ...]:
-    end = start
-    while _name_at(listed, end) in _ATTRIBUTE and not listed[end].is_jump_target:
-        end += 1
-    return tuple(str(instruction.argval) for instruction in listed[start:end])

@@ -115,9 +115,9 @@ class Program(NamedTuple):
 def parsed_program(content: Any) -> Program:
     """Return the program that JSON gave as lists. Raises TypeError and ValueError."""
     words, constants, texts, *counts = content
-    if not all(type(n) is int for n in (*words, *constants, *counts)):
+    if {*map(type, (*words, *constants, *counts))} != {int}:
         raise ValueError("a program has whole numbers")
-    if not all(-(2**31) <= n < 2**31 for n in (*words, *counts)):
+    if max(*words, *counts) >= 2**31 or min(*words, *counts) < -(2**31):
         raise ValueError("a program has words of 32 bits")
     return Program(tuple(words), tuple(constants), tuple(map(str, texts)), *counts)
 

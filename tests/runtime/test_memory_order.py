@@ -54,12 +54,13 @@ def test_no_call_reads_what_another_thread_is_writing(order, weaker, found, tmp_
 
 
 def test_trampolines_of_aarch64_acquire_what_a_store_releases():
-    head, begin, trampoline = code_page.MACHINES["aarch64"](0x1111, 0x2222, 0x3333)
+    head, begin, trampolines = code_page.MACHINES["aarch64"](0x1111, 0x2222, 0x3333)
     words = [int.from_bytes(head[i : i + 4], "little") for i in range(0, 16, 4)]
     assert words == [0x58000090, 0xC8DFFE10, 0xD61F0200, 0xD503201F]  # ldr, ldar, br x16; nop
     assert head[16:24] == (0x1111).to_bytes(8, "little") and begin % 4 == 0
     place = code_page.HEAD + 5 * code_page.SIZE
-    move, jump = (int.from_bytes(trampoline(5, place)[i : i + 4], "little") for i in (0, 4))
+    (code,) = trampolines(5, range(place, place + 1))
+    move, jump = (int.from_bytes(code[i : i + 4], "little") for i in (0, 4))
     assert move == 0x52800003 | 5 << 5  # mov w3, #5
     offset = (jump & 0x3FFFFFF) - (1 << 26)  # b, in words
     assert jump >> 26 == 0b000101 and place + 4 + 4 * offset == 0
