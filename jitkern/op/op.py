@@ -27,7 +27,7 @@ from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function
 from jitkern.op.dispatch import Backend, FallbackKernel
 from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
-from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
+from jitkern.runtime.trampoline import cause_of, handled, register, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ class Op(DeclaredOp, Generic[Result]):
         self._was_traced = False  # meanwhile
         super().__init__(signature, declaration)
         self.execution: Any = None  # the code that declared the op, of a module or a cell
-        self.trampolines = Trampolines(signature)
         _check_extensions(self.name, declaration.sources)
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
@@ -350,7 +349,9 @@ class Op(DeclaredOp, Generic[Result]):
         }
         if {*self.signature.results} != {"T"} or "[]" in self.schema or self.signature.changed:
             functions["Batched"] = self.run_reference  # Torch's own loop refuses these
-        self.autograd.slot = self.trampolines.register_autograd(self.autograd)
+        cpu, cuda = (self.backends[device].number for device in ("cpu", "cuda"))
+        backends = -1 if cpu is None else cpu, -1 if cuda is None else cuda
+        self.autograd.slot = register(self.signature, "Autograd", self.autograd, backends)
         if self.autograd.slot is None:
             functions["Autograd"] = handled(self.autograd)
         for key, function in functions.items():
@@ -383,9 +384,10 @@ class Op(DeclaredOp, Generic[Result]):
         usable = raw and (device == "cpu" or bool(torch.version.cuda))
         launches = usable and self.signature.parameters is not None
         backend = self.backends[device] = Backend(self, device, launches=launches)
-        backend.number = self.trampolines.register(device, backend) if usable else None
+        key = device.upper()
+        backend.number = register(self.signature, key, backend) if usable else None
         if backend.number is None:
-            _register_kernel(library, self.name, device.upper(), handled(backend))
+            _register_kernel(library, self.name, key, handled(backend))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)

@@ -31,41 +31,36 @@ def specialize(
     args: all arguments, by position. keywords: the names of those that were passed by name. tried:
     the programs that C had when the call came. Raises nothing.
     """
-    name = programs.signature.name
+    signature, (function, _, _, device) = programs.signature, launcher
     try:
-        _append(programs, state, launcher, runner, metadata_of(args), keywords, tried)
+        args = metadata_of(args)
+        if programs.may_have_more(state) and programs.recall(state, launcher, args):
+            return  # a record that came with the kernels
+        traced = trace(signature, function, args, keywords, device, runner)
+        may_compile = config.current().compile != "never"
+        if traced.model is None and not may_compile:
+            raise Unsupported(  # noqa: TRY301
+                "its configuration is not chosen yet, since nothing may be compiled now"
+            )
+        loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
+        programs.append(state, loaded, device, traced.frozen)
+        if known_as(loaded, device) in tried:
+            place = defined_at(getattr(function, "__wrapped__", function))
+            raise Unsupported(  # noqa: TRY301
+                f"{place}a program for these calls exists, but rejected this one (for example "
+                "because of an integer overflow)"
+            )
+        if may_compile and state.traces <= TRACES:
+            calls = runtime.records.CallClass.of(signature, launcher, traced.world, args)
+            runtime.records.keep(calls, traced, runtime.records.reader())
     except Unsupported as e:
         programs.refuse(state, str(e))
     except (JitkernError, OSError) as e:  # a kernel is gone, say: this may pass
         state.back_off(refused=True)
-        _log.info("%s stays on the Python launcher for now: %s", name, e)
+        _log.info("%s stays on the Python launcher for now: %s", signature.name, e)
     except Exception:  # noqa: BLE001  the call has its result
         state.back_off(refused=True)
-        _log.exception("%s stays on the Python launcher: its trace failed", name)
-
-
-def _append(
-    programs: OpPrograms, state: CallClassState, launcher: Launcher, runner: Runner,
-    args: Sequence[Any], keywords: frozenset[str], tried: frozenset[Any],
-) -> None:  # fmt: skip
-    if programs.may_have_more(state) and programs.recall(state, launcher, args):
-        return  # a record that came with the kernels
-    signature, settings = programs.signature, config.current()
-    function, device = launcher.function, launcher.device
-    traced = trace(signature, function, args, keywords, device, runner)
-    if traced.model is None and settings.compile == "never":
-        raise Unsupported("its configuration is not chosen yet, since nothing may be compiled now")
-    loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
-    programs.append(state, loaded, device, traced.frozen)
-    if known_as(loaded, device) in tried:
-        place = defined_at(getattr(function, "__wrapped__", function))
-        raise Unsupported(
-            f"{place}a program for these calls exists, but rejected this one (for example because "
-            "of an integer overflow)"
-        )
-    if settings.compile != "never" and state.traces <= TRACES:
-        calls = runtime.records.CallClass.of(signature, launcher, traced.world, args)
-        runtime.records.keep(calls, traced, runtime.records.reader())
+        _log.exception("%s stays on the Python launcher: its trace failed", signature.name)
 
 
 def settle() -> None:

@@ -80,27 +80,14 @@ class Registry:
         self.pages = None if symbols().missing else code_page.made(self._ask, check or 0)
         after_fork(self.lock)
 
-    def declare(
-        self, kinds: str, results: str, name: str, sibling: str, key: str, answer: Answer,
-        backends: tuple[int, int] = (-1, -1),
-    ) -> int | None:  # fmt: skip
-        """Register a slot for an op at a dispatch key with Torch, and return its number.
-
-        Returns None if this system runs no trampolines, or if all are taken.
-        """
-        trampoline = self.pages.trampoline() if self.pages else None
-        if trampoline is None:
-            return None
-        number, address = trampoline
-        autograd, cuda = key == "Autograd", key == "CUDA"
-        slot = Slot(number, kinds, results, name, sibling, cuda, autograd, backends)
+    def add(self, slot: Slot, answer: Answer, key: str, address: int) -> None:
+        """Register the trampoline at an address with Torch, for an op at a dispatch key."""
         with self.lock:
             self.slots.append(slot)
-            self.answers[number] = answer
+            self.answers[slot.number] = answer
             if self.runtime:
                 self.runtime.declare(slot)
-        self._register(name, key, address)
-        return number
+        self._register(slot.name, key, address)
 
     def load(self, runtime: Any) -> None:
         """Make all trampolines jump to the launch runtime from now on."""
@@ -193,62 +180,56 @@ def registry() -> Registry:
     return Registry()
 
 
-class Trampolines:
-    """The trampolines of one op."""
+def register(
+    signature: Signature, key: str, answer: Callable[..., Any],
+    backends: tuple[int, int] = (-1, -1),
+) -> int | None:  # fmt: skip
+    """Register a trampoline as Torch's kernel for an op at a dispatch key; return its slot.
 
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.slots: dict[str, int] = {}  # by device
+    answer: the Python function that C asks on a miss. backends: of Autograd, see `Slot`. Returns
+    None if this system runs no trampolines, if all are taken, or if C cannot serve this op: then
+    Python must be registered.
+    """
+    if signature.parameters is None or not expected():
+        return None
+    kinds, results = "".join([p.kind for p in signature.parameters]), signature.results
+    needed = [
+        *(AUTOGRAD if key == "Autograd" else ()),
+        *(MUTATION if {*kinds} & {*"WwV"} else ()),
+        *(OPTIONALS if {*kinds, *results} & {*"twIFBSNDZ"} else ()),
+        *(LISTS if {*kinds} & {*"LVndzsNDZS"} else ()),
+    ]
+    pages = registry().pages
+    if pages is None or not symbols().provides(*needed) or not (made := pages.trampoline()):
+        return None
+    number, address = made
+    slot = Slot(
+        number, kinds, results, signature.name, _sibling(kinds, results), key == "CUDA",
+        key == "Autograd", backends,
+    )  # fmt: skip
+    registry().add(slot, _by_value(signature, answer), key, address)
+    return number
 
-    def register(self, device: str, answer: Callable[..., Any]) -> int | None:
-        """Register a trampoline as Torch's kernel for a device type, and return its slot.
 
-        answer: the Python function that C asks on a miss. Returns None if this system has no
-        trampolines, or if C cannot serve this op: then Python must be registered.
-        """
-        slot = self._declare(device.upper(), answer, ())
-        if slot is not None:
-            self.slots[device] = slot
-        return slot
+def _by_value(signature: Signature, answer: Callable[..., Any]) -> Answer:
+    """Return a function that answers a sibling op, and gives errors by value."""
+    settled = handled(answer)
+    strings = [i for i, p in enumerate(signature.parameters or ()) if p.kind in "sS"]
 
-    def register_autograd(self, answer: Callable[..., Any]) -> int | None:
-        """Register a trampoline for Autograd; see `register`."""
-        return self._declare("Autograd", answer, AUTOGRAD)
+    def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
+        try:
+            if strings:
+                args = _with_strings(args, strings)
+            positional, by_name = signature.split(args)
+            return _whole(signature, settled(*positional, **by_name))
+        except BaseException as e:  # noqa: BLE001  C raises it again on its side of Torch
+            text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
+            registry().fail(text, by_python=by_python, interrupted=interrupted)
+            empty = [None if r == "t" else torch.empty(0) for r in signature.results]
+            return empty[0] if len(empty) == 1 else tuple(empty)
 
-    def _declare(self, key: str, answer: Callable[..., Any], needed: tuple[str, ...]) -> int | None:
-        signature = self.signature
-        if signature.parameters is None or not expected():
-            return None
-        kinds = "".join(parameter.kind for parameter in signature.parameters)
-        writes = MUTATION if set(kinds) & set("WwV") else ()
-        optional = OPTIONALS if set(kinds + signature.results) & set("twIFBSNDZ") else ()
-        lists = LISTS if set(kinds) & set("LVndzsNDZS") else ()
-        if not symbols().provides(*needed, *writes, *optional, *lists):
-            return None
-        sibling = _sibling(kinds, signature.results)
-        return registry().declare(
-            kinds, signature.results, signature.name, sibling, key, self._by_value(answer),
-            (self.slots.get("cpu", -1), self.slots.get("cuda", -1)),
-        )  # fmt: skip
-
-    def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...], bool], Any]:
-        signature, settled = self.signature, handled(answer)
-        strings = [i for i, p in enumerate(signature.parameters or ()) if p.kind in "sS"]
-
-        def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
-            try:
-                if strings:
-                    args = _with_strings(args, strings)
-                positional, by_name = signature.split(args)
-                return _whole(signature, settled(*positional, **by_name))
-            except BaseException as e:  # noqa: BLE001  C raises it again on its side of Torch
-                text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
-                registry().fail(text, by_python=by_python, interrupted=interrupted)
-                empty = [None if r == "t" else torch.empty(0) for r in signature.results]
-                return empty[0] if len(empty) == 1 else tuple(empty)
-
-        _askers.add(ask.__code__)
-        return ask
+    _askers.add(ask.__code__)
+    return ask
 
 
 def expected() -> bool:
