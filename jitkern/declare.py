@@ -14,7 +14,6 @@ from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import attach, discover, registering
 from jitkern.op.declaration import Declaration
-from jitkern.op.execution import Execution
 from jitkern.op.op import OPS, Op
 from jitkern.source.kinds import (
     SOURCES,
@@ -193,7 +192,7 @@ def _declare(schema: str, declaration: Declaration, body: types.FrameType | None
             "of a notebook), or give the op another name"
         )
     else:
-        op.declare_again(declaration, Execution.of(body))
+        op.declare_again(declaration, body)
     op.execution = body.f_code if body is not None else None
     return op
 

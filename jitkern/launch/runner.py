@@ -71,7 +71,7 @@ class Runner:
 
     def __call__(self, call: Call) -> LaunchedKernel | None:
         """Start a launch; returns the kernel if it is Triton's."""
-        ready = self._ready.get(_form(call))
+        ready = self._ready.get(_kernel_key(call))
         packs = ready.packs if ready else None
         values = packs.packed(call.args) if packs else None
         if ready is None or values is None:
@@ -206,13 +206,13 @@ class Runner:
         return self._of(call).compiled
 
     def _of(self, call: Call) -> PreparedLaunch:
-        form: tuple[Any, ...] = _form(call)
+        key: tuple[Any, ...] = _kernel_key(call)
         pair = None
         if self.source.in_python:  # whose variant depends on the arguments, too
             pair = self._variant(call)
             how = call.keywords.get("cooperative"), call.keywords.get("pdl")
-            form = (call.function, repr(pair[0].template), pair[0].signature, pair[0].options, *how)
-        if form not in self._ready:
+            key = (call.function, repr(pair[0].template), pair[0].signature, pair[0].options, *how)
+        if key not in self._ready:
             variant, positions = pair or self._variant(call)
             function = self.loaded(variant)
             compiled = Compiled(variant, function, function.meta, function.reference, positions)
@@ -222,12 +222,12 @@ class Runner:
                 strided = self.source.strided
                 packs = ArgumentPacker(compiled.parameters, self.device, strided=strided)
             what = f"`{call.function}` of {self.where}"
-            self._ready[form] = PreparedLaunch(
+            self._ready[key] = PreparedLaunch(
                 compiled, what, packs,
                 LaunchedKernel(what, self._start, self.device, call, compiled, self.target)
                 if pair else None,
             )  # fmt: skip
-        return self._ready[form]
+        return self._ready[key]
 
     def _variant(self, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
         return variant_of(self.op, self.source, call, self.where, self.target)
@@ -342,7 +342,7 @@ class CachedKernels:
             geometry_of(what, compiled, call.keywords)
 
 
-def _form(call: Call) -> tuple[Any, ...]:
+def _kernel_key(call: Call) -> tuple[Any, ...]:
     """Return what distinguishes the kernels of a source that are identified by their text."""
     return call.function, *[(name, repr(value)) for name, value in call.template]  # 1 == 1.0
 

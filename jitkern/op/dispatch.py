@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
-_NO_BLOCK = contextlib.nullcontext()
 _log = logging.getLogger(__name__)
 
 
@@ -147,10 +146,12 @@ class Implementation:
         device = self.devices.device_of((*args, *kwargs.values()))
         if self.signature.changed:
             self._check_changeable(args, kwargs)
-        if self._sources[0] is not settings:
-            self._sources = settings, self.op.sources_on(self.device)
+        known, sources = self._sources
+        if known is not settings:
+            sources = self.op.sources_on(self.device)
+            self._sources = settings, sources
         run = self._run_served if settings.remotes else self._run
-        for source in () if self.pinned else self._sources[1]:
+        for source in () if self.pinned else sources:
             try:
                 result = run(source, device, args, kwargs, recalls)
             except launch.kernels.LeftToReference:
@@ -170,7 +171,6 @@ class Implementation:
         result = self._fall_back(reasons, args, kwargs)
         if settings.record is None:
             return result
-        sources = self.op.sources_on(self.device)
         missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
         for source in (missing or sources)[:1]:
             self._record(source, args, kwargs)
@@ -212,8 +212,6 @@ class Implementation:
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
         """Return a block in which a miss may tell a build service of this call."""
-        if not config.current().remotes:
-            return _NO_BLOCK
         op, kind = self.op, source.kind
 
         def text() -> tuple[str, str]:

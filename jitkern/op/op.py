@@ -25,13 +25,14 @@ from jitkern.errors import DeclarationError, LaunchError, call_site, defined_at,
 from jitkern.op.autograd import Autograd
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function
 from jitkern.op.dispatch import Backend, FallbackKernel
-from jitkern.op.execution import Execution
 from jitkern.op.recording import plainly_on
 from jitkern.runtime.trampoline import cause_of, handled, register, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from jitkern.op.execution import Execution
 
     Result = TypeVar("Result", default=Any)
 else:
@@ -105,17 +106,18 @@ class Op(DeclaredOp, Generic[Result]):
     def is_settled(self, declaration: Declaration) -> bool:
         return self._following is None and self._declaration is declaration
 
-    def declare_again(self, declaration: Declaration, execution: Execution | None = None) -> None:
+    def declare_again(self, declaration: Declaration, body: types.FrameType | None = None) -> None:
         """Declare the op anew, as a cell that runs again or a reloaded module does.
 
-        execution: the code whose next statements complete the declaration. The earlier one serves
+        body: of the code whose next statements complete the declaration. The earlier one serves
         until the code returns, and stays if it raises; but if the thread that runs the code uses
-        the op before, the new one serves from then on. Without `execution` it serves at once.
+        the op before, the new one serves from then on. Without `body` it serves at once.
 
         Code that torch.compile made of the earlier one is dropped. A CUDA graph that was captured
         keeps the kernels that it holds, as it does for every op of Torch.
         """
         _check_extensions(self.name, declaration.sources)
+        execution = op_room.execution.Execution.of(body) if body is not None else None
         with _settling:
             self._following = (declaration, execution) if execution is not None else None
             if execution is None:

@@ -232,18 +232,13 @@ def say_why_not() -> None:
         )
 
 
-def prepare() -> bool:
-    """Load the runtime from the cache, or fetch or build it in the background, once.
-
-    Returns whether the runtime is loaded.
-    """
-    if runtime():
-        return True
+def prepare() -> None:
+    """Load the runtime from the cache, or fetch or build it in the background, once."""
     settings = config.current()
-    if (settings.compile != "never" or settings.remotes) and not _state.building:
+    may_come = settings.compile != "never" or settings.remotes
+    if runtime() is None and may_come and not _state.building:
         jit.current_call.text()  # for the copy of the context, which keeps no tensor
         _state.building = config.background.BUILDS.later(lambda: _take(may_compile=True))
-    return False
 
 
 def is_looked_up() -> bool:

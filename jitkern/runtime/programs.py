@@ -14,7 +14,7 @@ import torch
 from jitkern import config, jit, launch, runtime as runtime_room
 from jitkern._fork import after_fork
 from jitkern.cache import events
-from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
+from jitkern.calls.signature import Signature, class_of
 from jitkern.launch.devices import Launcher
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
@@ -84,7 +84,6 @@ class OpPrograms:
         self._places: dict[int, KnownAs] = {}  # members of `known`, by their places in C
         self.serving: frozenset[KnownAs] = frozenset()  # those that C has
         self._full = False
-        self._taken = 0  # programs that C was given
         SLOTS.append(self)
 
     @property
@@ -136,29 +135,22 @@ class OpPrograms:
         self, state: CallClassState, launcher: Launcher, args: Sequence[Any], tell: Tell
     ) -> bool:
         function, source, target, device = launcher
-        plain = isinstance(function, types.FunctionType)
+        plain, records = isinstance(function, types.FunctionType), runtime_room.records
         world = world_of((function,) if plain else launch.tuned.parts_of(function))
-        read = None
+        known, read = records.CallClass.of(self.signature, launcher, world, args), records.reader()
         if world is not state.world or self.may_have_more(state):
             state.fetches, state.world = events.fetches(), world
-            read = runtime_room.records.reader()
-            known = runtime_room.records.CallClass.of(self.signature, launcher, world, args)
-            state.records = runtime_room.records.found(known, read)
-        fixed, example = fixed_of(args), example_of(args)
-        stored = [one for one in state.records if one.record.fixed == fixed]
+            state.records = records.found(known, read)
+        stored = [one for one in state.records if one.record.fixed == known.fixed]
         few = sum(one.record.constant for one in stored) <= FEW
-        for kept in [one for one in stored if few or one.record.is_for(fixed, example)]:
-            read = read or runtime_room.records.reader()
+        for kept in [o for o in stored if few or o.record.is_for(known.fixed, known.example)]:
             state.records = [one for one in state.records if one is not kept]
-            record = kept.record
-            entries = [read.find(reference) for reference in record.kernels]
-            if None in entries or not runtime_room.records.is_fresh(
-                kept, self.signature.name, source, target
-            ):
+            entries = [read.find(reference) for reference in kept.record.kernels]
+            if None in entries or not records.is_fresh(kept, self.signature.name, source, target):
                 continue
-            runtime_room.records.adopt_runtime(record, read, tell)
+            records.adopt_runtime(kept.record, read, tell)
             kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
-            program = LoadedProgram(record.program, kernels, world)
+            program = LoadedProgram(kept.record.program, kernels, world)
             if self.append(state, program, device):
                 read.used(kept.entry)
                 return True
@@ -189,7 +181,6 @@ class OpPrograms:
             state.refused, state.appended = "", True
             if known in self.known or state.forgotten:
                 return False
-            self._taken += 1
             self.known.add(known)
             self._frozen = [*self._frozen, *(frozen or ())][-MOST:]
             if frozen is not None or self._place_of(known) >= 0:
