@@ -8,7 +8,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Rows of x, which are tokens.
 FEW = 8  # the most that `few_tokens` takes
 MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix product of PyTorch's
-MOST_ON_CPU = 8
 COLUMNS = 1 << 17  # of a weight of 8 bits, whose products with 8 bits then fit 32
 WARPS = 4  # of a block of `many_tokens`
 WIDE = 6144, 12288  # rows of weights that take one and the other form of `few` of many rows

@@ -41,7 +41,8 @@ def by_kind(ops):
     )
 
 
-CHECKING = [op for op in SHIPPED if op.sources["cpu"]]  # others leave it to their reference
+# Attention over blocks leaves it to its reference.
+CHECKING = [op for op in SHIPPED if "block_sparse" not in op.name]
 
 
 FEW = 3  # kinds of calls on which each commit compares an op with its reference

@@ -144,7 +144,11 @@ class Kernels:
         The tensors are contiguous, or `dense`: without gaps, in any order. Raises LaunchError for
         lists that do not belong together; the launch does, for tensors that cannot be passed.
         """
-        return launch.resources.tables.tables_of(lists, chunk, most, dense=dense)
+        tables = launch.resources.tables.tables_of(lists, chunk, most, dense=dense)
+        for one in tables if self.fake else ():  # nothing else checks what a reference computes
+            for table in one if isinstance(one, tuple) else (one,):
+                table.check(lists[0][0].device)
+        return tables
 
     def leave_to_reference(self) -> None:
         """End the launch function: the reference of the op computes this call."""

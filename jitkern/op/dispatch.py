@@ -306,7 +306,7 @@ class Implementation:
             raise
         return result
 
-    def _place(self, e: Exception, function: Callable[..., Any]) -> None:
+    def _place(self, e: Exception, function: Callable[..., Any] | None) -> None:
         """Add the op and the author's line to an error.
 
         What an author raises on purpose, as by `torch._check`, stays as it is.
@@ -377,7 +377,8 @@ class Implementation:
         if waiting and recording():
             self.pinned = True  # the numerics would change between two steps
         why = "; ".join(map(str, reasons)) or self._lacking()
-        if why not in self._announced and not self.pinned:
+        silent = not reasons and any(self.op.sources.values())  # it is for other devices
+        if why not in self._announced and not silent and not self.pinned:
             self._announced.add(why)
             _log.warning("%s on %s runs its PyTorch reference: %s", self.op.name, self.device, why)
         return self._reference(args, kwargs)
@@ -407,12 +408,16 @@ class Implementation:
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the reference's result, with the strides that the fake promised."""
+        complete, named = self.op.signature.complete(tuple(args), kwargs)
+        metas = [_meta(value) for value in complete], {k: _meta(v) for k, v in named.items()}
+        try:  # which refuses what kernels refuse
+            promised = self.op.promised(torch.device("meta"), *metas)
+        except JitkernError as e:
+            self._place(e, next(iter(self.op.declaration.launchers.values()), None))
+            raise
         own_args, own_kwargs = _own(args, kwargs)
         result = self.op.run_reference(*own_args, **own_kwargs)
         self._note_changes(args, kwargs)
-        complete, named = self.op.signature.complete(tuple(args), kwargs)
-        metas = [_meta(value) for value in complete], {k: _meta(v) for k, v in named.items()}
-        promised = self.op.promised(torch.device("meta"), *metas)
         if isinstance(result, torch.Tensor):
             return _restride(result, promised)
         if not isinstance(result, (tuple, list)):

@@ -6,7 +6,7 @@ gradient of x and residual is that of rms_norm at total, plus that of total.
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
 from jitkern.kernels_src.rms_norm.kernel import (
     kind_of,
@@ -15,19 +15,17 @@ from jitkern.kernels_src.rms_norm.kernel import (
     rms_norm_backward,
 )
 
-CUDA, CPU = Cuda("add_rms_norm.cu"), Cpp("add_rms_norm.cpp", native=True, openmp=True)
+CUDA = Cuda("add_rms_norm.cu")
 
 add_rms_norm = kernel(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-6, "
     "float offset=0.0) -> (Tensor out, Tensor total)",
     cuda=CUDA,
-    cpu=CPU,
 )
 add_rms_norm_quantized = kernel(
     "add_rms_norm_quantized(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-6, "
     'float offset=0.0, str dtype="int8") -> (Tensor out, Tensor scale, Tensor total)',
     cuda=CUDA,
-    cpu=CPU,
 )
 
 
@@ -58,13 +56,6 @@ def _(k, x, residual, weight, eps, offset):
     kernels = k.add_rms_norm, k.add_rms_norm_long
     tensors = (args[2], *args[:2], *args[3:5])
     norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
-    return args[0], args[1]
-
-
-@add_rms_norm.launch("cpu")
-def _(k, x, residual, weight, eps, offset):
-    template, args, rows, cols = _norm(x, residual, weight, eps, offset)
-    k.add_rms_norm[template](*args, rows, cols)
     return args[0], args[1]
 
 
@@ -123,13 +114,6 @@ def _(k, x, residual, weight, eps, offset, dtype):
     kernels = k.add_rms_norm_quantized, k.add_rms_norm_quantized_long
     tensors = (args[3], args[0], args[2], args[4], args[5])
     norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
-    return args[:3]
-
-
-@add_rms_norm_quantized.launch("cpu")
-def _(k, x, residual, weight, eps, offset, dtype):
-    template, args, rows, cols = _quantizing(x, residual, weight, eps, offset, dtype)
-    k.add_rms_norm_quantized[template](*args, rows, cols)
     return args[:3]
 
 

@@ -43,7 +43,7 @@ def gradient_in_torch(
     x = x.movedim(1, -1) if logits.dim() > 2 else x
     v = softcap * torch.tanh(x / softcap) if softcap else x
     ignored, known = target == ignore_index, (target >= 0) & (target < x.shape[-1])
-    hot = target.long().unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)
+    hot = (target.long().unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)).to(x.dtype)
     d = torch.softmax(v, -1)
     if z_loss:
         d = d * (1 + 2 * z_loss * torch.logsumexp(v, -1, keepdim=True))

@@ -16,12 +16,11 @@ import math
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src.cross_entropy.in_torch import gradient_in_torch, loss_in_torch, wide
 from jitkern.kernels_src.cross_entropy.launches import fill_gradients, losses_of, reduced
 
 CUDA = Cuda("cross_entropy.cu")
-CPU = Cpp("cross_entropy.cpp", native=True, openmp=True)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 TARGETS = (torch.int64, torch.int32)
 REDUCTIONS = ("mean", "sum", "none")
@@ -31,27 +30,24 @@ OPTIONS = (
 )
 
 cross_entropy = kernel(
-    f"cross_entropy(Tensor logits, Tensor target, {OPTIONS}) -> Tensor", cuda=CUDA, cpu=CPU
+    f"cross_entropy(Tensor logits, Tensor target, {OPTIONS}) -> Tensor", cuda=CUDA
 )
 cross_entropy_backward = kernel(
     f"cross_entropy_backward(Tensor logits, Tensor target, Tensor grad, {OPTIONS}) -> Tensor",
     cuda=CUDA,
-    cpu=CPU,
 )
 cross_entropy_with_grad = kernel(
     f"cross_entropy_with_grad(Tensor logits, Tensor target, {OPTIONS})"
     " -> (Tensor loss, Tensor dlogits)",
     cuda=CUDA,
-    cpu=CPU,
     nondifferentiable=["dlogits"],
 )
 cross_entropy_with_grad_ = kernel(
     f"cross_entropy_with_grad_(Tensor(a!) logits, Tensor target, {OPTIONS}) -> Tensor",
     cuda=CUDA,
-    cpu=CPU,
 )
 cross_entropy_rescale_ = kernel(
-    "cross_entropy_rescale_(Tensor(a!) dlogits, Tensor by) -> ()", cuda=CUDA, cpu=CPU
+    "cross_entropy_rescale_(Tensor(a!) dlogits, Tensor by) -> ()", cuda=CUDA
 )
 
 
@@ -109,7 +105,7 @@ def _as_logits(rows, logits):
     return rows
 
 
-@cross_entropy.launch("cuda", "cpu")
+@cross_entropy.launch("cuda")
 def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     rows, cols = _checked("cross_entropy", logits, target, label_smoothing, softcap, reduction)
     x, target = _classes_last(logits), target.contiguous()
@@ -118,7 +114,7 @@ def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reducti
     return reduced(k, losses, target, rows, ignore_index, reduction)
 
 
-@cross_entropy_backward.launch("cuda", "cpu")
+@cross_entropy_backward.launch("cuda")
 def _(k, logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_backward"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
@@ -137,7 +133,7 @@ def _(k, logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, r
     return _as_logits(out, logits)
 
 
-@cross_entropy_with_grad.launch("cuda", "cpu")
+@cross_entropy_with_grad.launch("cuda")
 def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_with_grad"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
@@ -148,7 +144,7 @@ def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reducti
     return reduced(k, losses, target, rows, ignore_index, reduction), _as_logits(out, logits)
 
 
-@cross_entropy_with_grad_.launch("cuda", "cpu")
+@cross_entropy_with_grad_.launch("cuda")
 def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_with_grad_"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
@@ -167,7 +163,7 @@ def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reducti
     return reduced(k, losses, target, rows, ignore_index, reduction)
 
 
-@cross_entropy_rescale_.launch("cuda", "cpu")
+@cross_entropy_rescale_.launch("cuda")
 def _(k, x, by):
     name = "cross_entropy_rescale_"
     torch._check(

@@ -20,11 +20,6 @@ def _template(x, target, smoothing, softcap):
 def losses_of(k, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index):
     """Launch the kernel of the losses alone, and return them."""
     losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
-    if x.is_cpu:
-        k.cross_entropy_loss[{"T": x.dtype, "I": target.dtype}](
-            losses, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index
-        )
-        return losses
     if k.fake:
         return losses
     edges = forms.has_edges(cols, x)
@@ -64,9 +59,6 @@ def fill_gradients(
     scale, stride = _scale(k, grad, target, losses.dtype, rows, ignore_index, reduction)
     tensors = losses, out, x, target, scale, stride
     numbers = smoothing, z_loss, softcap, ignore_index
-    if x.is_cpu:
-        k.cross_entropy_rows[{"T": x.dtype, "I": target.dtype}](*tensors, rows, cols, *numbers)
-        return losses
     kernels = k.cross_entropy_on_chip, k.cross_entropy_rows
     template = _template(x, target, smoothing, softcap)
     forms.launch(k, kernels, template, tensors, rows, cols, (x, out), last=numbers)

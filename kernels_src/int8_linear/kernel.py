@@ -6,14 +6,13 @@ up to 64 rows of x `low_bit.cuh` has the kernels; more are left to `torch._int_m
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import low_bit, norms
 from jitkern.kernels_src.rms_norm.kernel import quantized
 
 int8_linear = kernel(
     "int8_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
     cuda=Cuda("int8_linear.cu"),
-    cpu=Cpp("int8_linear.cpp", native=True, openmp=True),
     prewarm=[("bf16[1, 4096]", f"i8[{rows}, 4096]", f"bf16[{rows}]") for rows in low_bit.WIDE],
 )
 
@@ -85,19 +84,6 @@ def _(k, x, qweight, scale, bias):
         count = min(low_bit.MOST, tokens - start)
         part = (t.narrow(0, start, count) for t in (out.view(tokens, rows), q, units))
         _many(k, template, (*part, *weight), count, rows, columns)
-    return out
-
-
-@int8_linear.launch("cpu")
-def _(k, x, qweight, scale, bias):
-    sizes, template, (out, q, units, dense), weight = _prepared(x, qweight, scale, bias)
-    tokens, rows, columns = sizes
-    if k.fake:
-        return out
-    k.quantize[{"T": x.dtype}](q, units, dense, tokens, columns)
-    if tokens > low_bit.MOST_ON_CPU:
-        return _by_torch(k.scale_products[template], out, q, units, weight, tokens, rows)
-    k.int8_linear[template](out, q, units, *weight, tokens, rows, columns)
     return out
 
 

@@ -17,7 +17,7 @@ The op has no gradient. What does not fit raises RuntimeError.
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -28,7 +28,6 @@ kv_cache_append = kernel(
     "kv_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
     "Tensor? k_scale=None, Tensor? v_scale=None) -> ()",
     cuda=Cuda("kv_cache_append.cu", strided=True),
-    cpu=Cpp("kv_cache_append.cpp", native=True, openmp=True, strided=True),
     prewarm=[
         (*[f"{dtype}[8, 8, 128]"] * 2, *[f"{cache}[64, 16, 8, 128]"] * 2, "i64[8]", *scales)
         for dtype in ("bf16", "f16")
@@ -165,14 +164,6 @@ def _(k_, k, v, k_cache, v_cache, slots, k_scale, v_scale):
         *_arguments(k, v, k_cache, v_cache, slots, k_scale, v_scale),
         grid=(threads + BLOCK - 1) // BLOCK, block=BLOCK,
     )  # fmt: skip
-
-
-@kv_cache_append.launch("cpu")
-def _(k_, k, v, k_cache, v_cache, slots, k_scale, v_scale):
-    _check(k, v, k_cache, v_cache, slots, k_scale, v_scale)
-    k_.kv_cache_append[{"T": k.dtype, "C": k_cache.dtype, "S": slots.dtype}](
-        *_arguments(_dense(k), _dense(v), k_cache, v_cache, slots, k_scale, v_scale)
-    )
 
 
 @kv_cache_append.cost

@@ -8,22 +8,20 @@ sum of grad.
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
 
-CUDA, CPU = Cuda("layer_norm.cu"), Cpp("layer_norm.cpp", native=True, openmp=True)
+CUDA = Cuda("layer_norm.cu")
 
 layer_norm = kernel(
     "layer_norm(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
     cuda=CUDA,
-    cpu=CPU,
 )
 layer_norm_backward = kernel(
     "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight=None, Tensor? bias=None, "
     "float eps=1e-5, bool needs_x=True, bool needs_weight=True, bool needs_bias=True) "
     "-> (Tensor? dx, Tensor? dweight, Tensor? dbias)",
     cuda=CUDA,
-    cpu=CPU,
 )
 
 
@@ -60,13 +58,6 @@ def _(k, x, weight, bias, eps):
     tensors = (args[1], args[0], *args[2:4])
     kernels = k.layer_norm, k.layer_norm_long
     norms.launch_rows(k, kernels, template, args, rows, cols, tensors)
-    return args[0]
-
-
-@layer_norm.launch("cpu")
-def _(k, x, weight, bias, eps):
-    template, args, rows, cols = _prepared(x, weight, bias, eps)
-    k.layer_norm[template](*args, rows, cols)
     return args[0]
 
 
@@ -130,16 +121,6 @@ def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
     norms.launch_backward(
         k, kernels, template, results[0], results[1:], given, weight, (eps,), statistics=2
     )
-    return results
-
-
-@layer_norm_backward.launch("cpu")
-def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
-    template, given, weight, results = _differentiating(
-        grad, x, weight, bias, needs_x, needs_weight, needs_bias
-    )
-    rows, cols = norms.matrix("layer_norm_backward", x)
-    k.layer_norm_backward[template](*results, *given, weight, eps, rows, cols)
     return results
 
 

@@ -10,12 +10,11 @@ error does not grow with the number of losses. `state` has six float64 values, a
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 loss_meter_ = kernel(
     "loss_meter_(Tensor loss, Tensor(a!) state) -> ()",
     cuda=Cuda("loss_meter.cu"),
-    cpu=Cpp("loss_meter.cpp"),
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -57,12 +56,6 @@ def _check(loss, state):
 def _(k, loss, state):
     _check(loss, state)
     k.loss_meter[{"T": loss.dtype}](state, loss, grid=1, block=1)
-
-
-@loss_meter_.launch("cpu")
-def _(k, loss, state):
-    _check(loss, state)
-    k.loss_meter[{"T": loss.dtype}](state, loss)
 
 
 @loss_meter_.samples

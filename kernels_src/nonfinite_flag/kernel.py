@@ -2,12 +2,11 @@
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 nonfinite_flag_tensor_ = kernel(
     "nonfinite_flag_tensor_(Tensor x, Tensor(a!) flag, int code=1) -> ()",
     cuda=Cuda("nonfinite_flag.cu"),
-    cpu=Cpp("nonfinite_flag.cpp"),
 )
 
 
@@ -20,7 +19,6 @@ def _listed(dtype, count):
 nonfinite_flag_ = kernel(
     "nonfinite_flag_(Tensor[] tensors, Tensor(a!) flag, int code=1) -> ()",
     cuda=Cuda("nonfinite_flag.cu"),
-    cpu=Cpp("nonfinite_flag.cpp"),
     prewarm=[_listed(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in (128, 512)],
 )
 
@@ -65,13 +63,6 @@ def _(k, x, flag, code):
     k.nonfinite_flag_tensor[template](flag, x, n, code, grid=grid, block=512)
 
 
-@nonfinite_flag_tensor_.launch("cpu")
-def _(k, x, flag, code):
-    _check("nonfinite_flag_tensor_", flag, code)
-    template = _template("nonfinite_flag_tensor_", x.dtype)
-    k.nonfinite_flag_tensor[template](flag, x.contiguous(), x.numel(), code)
-
-
 @nonfinite_flag_tensor_.samples
 def _(device):
     for dtype, _ in EXPONENTS:
@@ -102,13 +93,6 @@ def _(k, tensors, flag, code):
         template = {**_template("nonfinite_flag_", table.dtype), "CHUNK": CHUNK}
         kernel_of = k.nonfinite_flag[{**template, "N": table.capacity}]
         kernel_of(flag, table, code, grid=table.chunks, block=512)
-
-
-@nonfinite_flag_.launch("cpu")
-def _(k, tensors, flag, code):
-    _check("nonfinite_flag_", flag, code)
-    for table in k.tables(tensors, chunk=CHUNK, dense=True):
-        k.nonfinite_flag[_template("nonfinite_flag_", table.dtype)](flag, table, code)
 
 
 @nonfinite_flag_.samples

@@ -34,7 +34,7 @@ import math
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 FLOAT8 = torch.float8_e4m3fn
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -48,7 +48,6 @@ paged_decode = kernel(
     "float? scale=None, float softcap=0.0, int window=0, Tensor? alibi_slopes=None, "
     "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor out, Tensor lse)",
     cuda=Cuda("paged_decode.cu", strided=True),
-    cpu=Cpp("paged_decode.cpp", native=True, openmp=True, strided=True),
     prewarm=[  # of 8B and 70B models, whose heads are in groups of 4 and 8
         (
             f"{dtype}[8, {heads}, 128]",
@@ -275,23 +274,6 @@ def _(
             out, lse, part, part_lse, splits,
             grid=lse.numel(), block=128, pdl=pdl,
         )  # fmt: skip
-    return out, lse
-
-
-@paged_decode.launch("cpu")
-def _(
-    k, q, k_cache, v_cache, table, seq_lens, scale, softcap, window, slopes, k_scale, v_scale
-):  # fmt: skip
-    _check(q, k_cache, v_cache, table, seq_lens, window, slopes, k_scale, v_scale)
-    out, lse = _results(q)
-    if k.fake:
-        return out, lse
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    options = scale, softcap, window, slopes, k_scale, v_scale
-    k.paged_decode[{"T": q.dtype, "C": k_cache.dtype, "D": q.shape[-1]}](
-        out, lse, *_arguments(q, k_cache, v_cache, table, seq_lens, *options), k_cache.shape[0],
-        q.shape[0],
-    )  # fmt: skip
     return out, lse
 
 

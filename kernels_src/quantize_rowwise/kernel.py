@@ -8,14 +8,13 @@ nothing.
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
 from jitkern.kernels_src.rms_norm.kernel import kind_of, quantized
 
 quantize_rowwise = kernel(
     'quantize_rowwise(Tensor x, str dtype="int8") -> (Tensor out, Tensor scale)',
     cuda=Cuda("quantize_rowwise.cu"),
-    cpu=Cpp("quantize_rowwise.cpp", native=True, openmp=True),
 )
 
 
@@ -39,13 +38,6 @@ def _(k, x, dtype):
     template, args, rows, cols = _prepared(x, dtype)
     kernels = k.quantize_rowwise, k.quantize_rowwise_long
     norms.launch_rows(k, kernels, template, args, rows, cols, args[2:])
-    return args[0], args[1]
-
-
-@quantize_rowwise.launch("cpu")
-def _(k, x, dtype):
-    template, args, rows, cols = _prepared(x, dtype)
-    k.quantize_rowwise[template](*args, rows, cols)
     return args[0], args[1]
 
 

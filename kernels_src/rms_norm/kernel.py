@@ -30,7 +30,6 @@ rms_norm_quantized = kernel(
     "rms_norm_quantized(Tensor x, Tensor? weight=None, float eps=1e-6, float offset=0.0, "
     'str dtype="int8") -> (Tensor out, Tensor scale)',
     cuda=Cuda("rms_norm.cu"),
-    cpu=CPU,
 )
 
 
@@ -206,13 +205,6 @@ def _(k, x, weight, eps, offset, dtype):
     template, args, rows, cols = _quantizing("rms_norm_quantized", x, weight, eps, offset, dtype)
     kernels = k.rms_norm_quantized, k.rms_norm_quantized_long
     norms.launch_rows(k, kernels, template, args, rows, cols, (args[2], args[3], args[0]))
-    return args[0], args[1]
-
-
-@rms_norm_quantized.launch("cpu")
-def _(k, x, weight, eps, offset, dtype):
-    template, args, rows, cols = _quantizing("rms_norm_quantized", x, weight, eps, offset, dtype)
-    k.rms_norm_quantized[template](*args, rows, cols)
     return args[0], args[1]
 
 

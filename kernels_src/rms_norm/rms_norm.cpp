@@ -1,6 +1,21 @@
 // out[r, i] = x[r, i] * scale[r] * factor[i], where scale[r] = 1 / sqrt(mean_i x[r, i]^2 + eps) and
 // factor[i] = weight[i] + offset.
-#include "rms_norm.h"
+#include "rows.h"
+
+// weight[i] + offset for all i, in memory of this thread; 1 without a weight.
+template <typename A, typename W> static const A* factors(const W* weight, double offset, int64_t cols) {
+  A* factor = scratch<A, 2>(cols);
+  for (int64_t i = 0; i < cols; i++) factor[i] = weight ? A(weight[i]) + A(offset) : A(1);
+  return factor;
+}
+
+template <typename A> static A scale_of(const A* v, double eps, int64_t cols) {
+  const A squares = sum<A>(cols, [=](int64_t i, auto n) {
+    const auto x = load<A>(v + i, n);
+    return x * x;
+  });
+  return 1 / light::sqrt(squares / A(cols) + A(eps));
+}
 
 template <typename T, typename W>
 void rms_norm(T* out, const T* x, const W* weight, double eps, double offset, int64_t rows,
@@ -14,18 +29,6 @@ void rms_norm(T* out, const T* x, const W* weight, double eps, double offset, in
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) v[i] = v[i] * scale * factor[i];
     narrow(out + r * cols, v, cols);
-  });
-}
-
-template <typename T, typename W, typename Q>
-void rms_norm_quantized(Q* out, float* units, const T* x, const W* weight, double eps, double offset, int64_t rows,
-                        int64_t cols) {
-  using A = accumulator<T>;
-  const A* factor = factors<A>(weight, offset, cols);
-  for_rows(rows, cols, [=](int64_t r) {
-    A* v = scratch<A>(cols);
-    widen(v, x + r * cols, cols);
-    units[r] = quantized(out + r * cols, v, factor, scale_of(v, eps, cols), cols);
   });
 }
 

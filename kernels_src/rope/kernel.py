@@ -24,10 +24,9 @@ last dimension must be dense, and has no gradient. What does not fit raises Runt
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 CUDA = Cuda("rope.cu", strided=True)
-CPU = Cpp("rope.cpp", native=True, openmp=True, strided=True)
 
 PREWARM = [  # of a server, whose tokens have positions
     (f"{dtype}[8, 32, 128]", f"{dtype}[8, 8, 128]", "f32[64, 64]", "f32[64, 64]", f"{index}[8]")
@@ -39,7 +38,6 @@ rope = kernel(
     "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? positions=None, "
     "bool interleaved=False, bool inverse=False) -> (Tensor, Tensor)",
     cuda=CUDA,
-    cpu=CPU,
     nondifferentiable=["cos", "sin"],
     prewarm=PREWARM,
 )
@@ -48,7 +46,6 @@ rope_ = kernel(
     "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? positions=None, "
     "bool interleaved=False, bool inverse=False) -> ()",
     cuda=CUDA,
-    cpu=CPU,
     prewarm=PREWARM,
 )
 
@@ -196,7 +193,7 @@ def _types(q, cos, positions, interleaved, in_place):
     }  # fmt: skip
 
 
-def _launch_cuda(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
+def _fill(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
     if k_.fake:
         return
     d, half = q.shape[-1], cos.shape[1]
@@ -212,22 +209,18 @@ def _launch_cuda(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inver
     )  # fmt: skip
 
 
-def _launch_cpu(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
-    types = _types(q, cos, positions, interleaved, in_place)
-    k_.rope[types](q_out, k_out, *_arguments(q, k, cos, sin, positions, inverse))
-
-
-def _launch(launcher, k_, q, k, cos, sin, *rest):
-    """Check, allocate dense results, and let the launcher fill them."""
+@rope.launch("cuda")
+def _(k_, q, k, cos, sin, *rest):
     _check("rope", q, k, cos, sin, rest[0])
     q, k, cos, sin = _rows_dense(q), _rows_dense(k), _rows_dense(cos), _rows_dense(sin)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    launcher(k_, q_out, k_out, q, k, cos, sin, *rest, False)
+    _fill(k_, q_out, k_out, q, k, cos, sin, *rest, False)
     return q_out, k_out
 
 
-def _launch_in_place(launcher, k_, q, k, cos, sin, *rest):
+@rope_.launch("cuda")
+def _(k_, q, k, cos, sin, *rest):
     _check("rope_", q, k, cos, sin, rest[0])
     torch._check(
         q.stride(-1) == 1 and k.stride(-1) == 1,
@@ -245,13 +238,7 @@ def _launch_in_place(launcher, k_, q, k, cos, sin, *rest):
                     "elements share memory"
                 ),
             )
-    launcher(k_, q, k, q, k, _rows_dense(cos), _rows_dense(sin), *rest, True)
-
-
-rope.launch("cuda")(lambda *args: _launch(_launch_cuda, *args))
-rope.launch("cpu")(lambda *args: _launch(_launch_cpu, *args))
-rope_.launch("cuda")(lambda *args: _launch_in_place(_launch_cuda, *args))
-rope_.launch("cpu")(lambda *args: _launch_in_place(_launch_cpu, *args))
+    _fill(k_, q, k, q, k, _rows_dense(cos), _rows_dense(sin), *rest, True)
 
 
 @rope.backward

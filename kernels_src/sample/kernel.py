@@ -14,11 +14,10 @@ import math
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import groups
 
 CUDA = Cuda("sample.cu", strided=True)
-CPU = Cpp("sample.cpp", native=True, openmp=True, flags=["-ffp-contract=off"], strided=True)
 FILTERS = (
     "float temperature=1.0, int top_k=0, float top_p=1.0, "
     "Tensor? row_temperature=None, Tensor? row_top_k=None, Tensor? row_top_p=None"
@@ -27,13 +26,11 @@ CALLS = [("bf16[8, 128256]", *filters) for filters in ((1.0, 50, 0.9), (1.0, 0, 
 sample = kernel(
     f"sample(Tensor logits, Tensor seed, Tensor offset, {FILTERS}) -> Tensor",
     cuda=CUDA,
-    cpu=CPU,
     prewarm=[(logits, "i64[1]", "i64[1]", *filters) for logits, *filters in CALLS],
 )
 sample_filter = kernel(
     f"sample_filter(Tensor logits, {FILTERS}) -> Tensor",
     cuda=CUDA,
-    cpu=CPU,
     prewarm=CALLS,
 )
 
@@ -215,30 +212,6 @@ def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_
     chunks = (columns + 4095) // 4096
     k.keep_until[{"T": logits.dtype}](
         out, logits, last, logits.stride(0), columns, chunks, grid=rows * chunks, block=256
-    )
-    return out
-
-
-@sample.launch("cpu")
-def _(k, logits, seed, offset, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
-    of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, columns, by_row = _checked("sample", logits, temperature, top_p, *of_rows)
-    seed, offset = _checked_state(seed, offset, rows)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    k.sample[{"T": logits.dtype}](
-        out, logits, rows, logits.stride(0), columns, temperature, top_k, top_p, *by_row,
-        seed, seed.numel(), offset, offset.numel(),
-    )  # fmt: skip
-    return out
-
-
-@sample_filter.launch("cpu")
-def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
-    of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, columns, by_row = _checked("sample_filter", logits, temperature, top_p, *of_rows)
-    out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
-    k.sample_filter[{"T": logits.dtype}](
-        out, logits, rows, logits.stride(0), columns, temperature, top_k, top_p, *by_row
     )
     return out
 

@@ -13,10 +13,9 @@ import math
 import torch
 from torch.nn import functional
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 
 CUDA = Cuda("gated.cu", strided=True)
-CPU = Cpp("gated.cpp", native=True, openmp=True, strided=True)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SHAPES = ((4, 32), (3, 5, 14), (4, 0))
 BLOCK = 128
@@ -85,12 +84,6 @@ def _forward_cuda(k, gate_up, name, number):
     return out
 
 
-def _forward_cpu(k, gate_up, name, number):
-    gate_up, out, rows, width, step = _prepared(name, gate_up)
-    k.gated[{"T": out.dtype, "KIND": number}](out, gate_up, rows, width, step)
-    return out
-
-
 def _prepared_backward(name, grad, gate_up):
     _check(name, gate_up)
     gate_up, rows, step = _rows(gate_up)
@@ -119,13 +112,6 @@ def _backward_cuda(k, grad, gate_up, name, number):
     return out
 
 
-def _backward_cpu(k, grad, gate_up, name, number):
-    grad, gate_up, out, rows, width, step, grad_step = _prepared_backward(name, grad, gate_up)
-    template = {"T": out.dtype, "KIND": number}
-    k.gated_backward[template](out, grad, gate_up, rows, width, step, grad_step)
-    return out
-
-
 def _samples(device, shapes):
     for dtype in DTYPES:
         for shape in shapes:
@@ -148,22 +134,33 @@ def _silu_slope(x):
     return s * (1 + x * (1 - s))
 
 
+def _gelu(x):  # functional.gelu is NaN at infinity in some builds for the CPU
+    return x * torch.special.ndtr(x)
+
+
 def _gelu_slope(x):
     density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return torch.special.ndtr(x) + x * density
 
 
+def _twice_inner(x):  # (1 + tanh(u)) / 2 = sigmoid(2 * u), which does not cancel
+    return math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)
+
+
+def _gelu_tanh(x):
+    return x * torch.sigmoid(_twice_inner(x))
+
+
 def _gelu_tanh_slope(x):
-    a = math.sqrt(2 / math.pi)
-    t = torch.tanh(a * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * a * (1 + 0.134145 * x * x)
+    s, rest = torch.sigmoid(_twice_inner(x)), torch.sigmoid(-_twice_inner(x))
+    return s + x * s * rest * math.sqrt(8 / math.pi) * (1 + 0.134145 * x * x)
 
 
 def _declared(activation, number, f, slope):
     """Declare the op of an activation, and that of its gradient."""
     name = f"{activation}_and_mul"
-    forward = kernel(f"{name}(Tensor gate_up) -> Tensor", cuda=CUDA, cpu=CPU)
-    backward = kernel(f"{name}_backward(Tensor grad, Tensor gate_up) -> Tensor", cuda=CUDA, cpu=CPU)
+    forward = kernel(f"{name}(Tensor gate_up) -> Tensor", cuda=CUDA)
+    backward = kernel(f"{name}_backward(Tensor grad, Tensor gate_up) -> Tensor", cuda=CUDA)
 
     def in_torch(gate_up):
         gate, up = gate_up.chunk(2, -1)
@@ -177,9 +174,7 @@ def _declared(activation, number, f, slope):
     backward.reference(lambda grad, gate_up: _in_wide(gradient_in_torch, grad, gate_up))
     back = f"{name}_backward"
     forward.launch("cuda")(lambda k, gate_up: _forward_cuda(k, gate_up, name, number))
-    forward.launch("cpu")(lambda k, gate_up: _forward_cpu(k, gate_up, name, number))
     backward.launch("cuda")(lambda k, grad, x: _backward_cuda(k, grad, x, back, number))
-    backward.launch("cpu")(lambda k, grad, x: _backward_cpu(k, grad, x, back, number))
     forward.backward(backward)
     shapes = SHAPES if activation == "silu" else SHAPES[:1]  # one kernel for all
     forward.samples(lambda device: _samples(device, shapes))
@@ -195,13 +190,9 @@ def _declared(activation, number, f, slope):
     return forward, backward
 
 
-def _gelu_tanh(x):
-    return functional.gelu(x, approximate="tanh")
-
-
-# The numbers are those in gated.cu and gated.cpp.
+# The numbers are those in gated.cu.
 silu_and_mul, silu_and_mul_backward = _declared("silu", 0, functional.silu, _silu_slope)
-gelu_and_mul, gelu_and_mul_backward = _declared("gelu", 1, functional.gelu, _gelu_slope)
+gelu_and_mul, gelu_and_mul_backward = _declared("gelu", 1, _gelu, _gelu_slope)
 gelu_tanh_and_mul, gelu_tanh_and_mul_backward = _declared(
     "gelu_tanh", 2, _gelu_tanh, _gelu_tanh_slope
 )

@@ -10,7 +10,7 @@ normalizer (Milakov & Gimelshein 2018). Backward, from the output:
 import torch
 
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
-from jitkern.kernels_src import rows as forms
+from jitkern.kernels_src import norms, rows as forms
 
 CPU = Cpp("softmax.cpp", native=True, openmp=True)
 
@@ -24,7 +24,7 @@ softmax = kernel(
     cpu=CPU,
 )
 log_softmax = kernel(
-    "log_softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor", cuda=Cuda("softmax.cu"), cpu=CPU
+    "log_softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor", cuda=Cuda("softmax.cu")
 )
 softmax_backward = kernel(
     "softmax_backward(Tensor grad, Tensor out, int dim=-1, float scale=1.0) -> Tensor",
@@ -34,7 +34,6 @@ softmax_backward = kernel(
 log_softmax_backward = kernel(
     "log_softmax_backward(Tensor grad, Tensor out, int dim=-1, float scale=1.0) -> Tensor",
     cuda=Cuda("softmax.cu"),
-    cpu=CPU,
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -88,13 +87,6 @@ def _declare_forward(op, name, log):
         _on_gpu(k, kernels, {"LOG": log, "SIGN": sign}, (out, x), scale, rows, cols, inner)
         return out
 
-    @op.launch("cpu")
-    def _(k, x, dim, scale):
-        x, rows, cols, inner = _checked(name, x, dim)
-        out = torch.empty_like(x)
-        k.softmax[{"T": x.dtype, "LOG": log}](out, x, rows, cols, inner, scale)
-        return out
-
 
 def _declare_backward(op, name, log):
     @op.launch("cuda")
@@ -105,19 +97,27 @@ def _declare_backward(op, name, log):
         _on_gpu(k, kernels, {"LOG": log}, (dx, grad, out), scale, rows, cols, inner)
         return dx
 
-    @op.launch("cpu")
-    def _(k, grad, out, dim, scale):
-        grad, out, rows, cols, inner = _pair(name, grad, out, dim)
-        dx = torch.empty_like(out)
-        template = {"T": out.dtype, "LOG": log}
-        k.softmax_backward[template](dx, grad, out, rows, cols, inner, scale)
-        return dx
-
 
 _declare_forward(softmax, "softmax", log=False)
 _declare_forward(log_softmax, "log_softmax", log=True)
 _declare_backward(softmax_backward, "softmax_backward", log=False)
 _declare_backward(log_softmax_backward, "log_softmax_backward", log=True)
+
+
+@softmax.launch("cpu")
+def _(k, x, dim, scale):
+    x, rows, cols, inner = _checked("softmax", x, dim)
+    out = torch.empty_like(x)
+    k.softmax[{"T": x.dtype}](out, x, rows, cols, inner, scale)
+    return out
+
+
+@softmax_backward.launch("cpu")
+def _(k, grad, out, dim, scale):
+    grad, out, rows, cols, inner = _pair("softmax_backward", grad, out, dim)
+    dx = torch.empty_like(out)
+    k.softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols, inner, scale)
+    return dx
 
 
 @softmax.launch("triton")
@@ -135,7 +135,8 @@ def _(x, dim, scale):
 
 @log_softmax.reference
 def _(x, dim, scale):
-    return torch.log_softmax(x if scale == 1 else x * scale, dim)
+    wide = norms.wide(x)
+    return torch.log_softmax(wide if scale == 1 else wide * scale, dim).to(x.dtype)
 
 
 @softmax_backward.reference
@@ -145,7 +146,8 @@ def _(grad, out, dim, scale):
 
 @log_softmax_backward.reference
 def _(grad, out, dim, scale):
-    return scale * (grad - out.exp() * grad.sum(dim, keepdim=True))
+    g = norms.wide(grad)
+    return (scale * (g - norms.wide(out).exp() * g.sum(dim, keepdim=True))).to(out.dtype)
 
 
 softmax.backward(softmax_backward)

@@ -1,4 +1,4 @@
-// softmax and log_softmax of scale * x[r, :, i], and their backward; elements of a row lie `inner` apart.
+// softmax of scale * x[r, :, i], and its backward; elements of a row lie `inner` apart.
 #include <cstdint>
 
 #include "exponential.h"
@@ -19,8 +19,8 @@ static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, int64_t work,
   });
 }
 
-// out = exp(scale * x - m) / sum, or scale * x - m - log(sum), with m the largest of a row
-template <typename T, bool LOG>
+// out = exp(scale * x - m) / sum, with m the largest of a row
+template <typename T>
 void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, double scale_) {
   using A = accumulator<T>;
   using V = Vector<A>;
@@ -31,18 +31,13 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
     T* to = out + r * cols;
     const auto scaled = [=](int64_t i, auto n) { return with_rest(load<A>(from + i, n) * scale, n, -infinity); };
     const A m = largest<A>(cols, scaled);
-    if constexpr (LOG) {
-      const A log = light::log(sum<A>(cols, [=](int64_t i, auto n) { return exponential(scaled(i, n) - m); }));
-      each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, scaled(i, n) - m - log, n); });
-    } else {
-      A* e = scratch<A>(cols);
-      const A factor = 1 / sum<A>(cols, [=](int64_t i, auto n) {
-        const V v = exponential(scaled(i, n) - m);
-        store(e + i, v, n);
-        return v;
-      });
-      each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, load<A>(e + i, n) * factor, n); });
-    }
+    A* e = scratch<A>(cols);
+    const A factor = 1 / sum<A>(cols, [=](int64_t i, auto n) {
+      const V v = exponential(scaled(i, n) - m);
+      store(e + i, v, n);
+      return v;
+    });
+    each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, load<A>(e + i, n) * factor, n); });
   };
   const auto block = [=](int64_t start, int64_t n) {
     A most[width], total[width];
@@ -61,37 +56,22 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
     each([&](int64_t, int64_t i, auto m, V v) {
       store(total + i, load<A>(total + i, m) + exponential(v - load<A>(most + i, m)), m);
     });
-    for (int64_t i = 0; i < n; i++) total[i] = LOG ? light::log(total[i]) : 1 / total[i];
+    for (int64_t i = 0; i < n; i++) total[i] = 1 / total[i];
     each([&](int64_t at, int64_t i, auto m, V v) {
-      const V d = v - load<A>(most + i, m), t = load<A>(total + i, m);
-      if constexpr (LOG)
-        store(out + at, d - t, m);
-      else
-        store(out + at, exponential(d) * t, m);
+      store(out + at, exponential(v - load<A>(most + i, m)) * load<A>(total + i, m), m);
     });
   };
   for_rows_of(rows, cols, inner, 2, row, block);
 }
 
-// dx = scale * out * (grad - sum(grad * out)), or of the logarithm scale * (grad - exp(out) * sum(grad))
-template <typename T, bool LOG>
+// dx = scale * out * (grad - sum(grad * out))
+template <typename T>
 void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols, int64_t inner, double scale_) {
   using A = accumulator<T>;
-  using V = Vector<A>;
   const A scale = A(scale_);
-  const auto term = [=](int64_t at, auto n) {
-    const V g = load<A>(grad + at, n);
-    if constexpr (LOG)
-      return g;
-    else
-      return g * load<A>(out + at, n);
-  };
+  const auto term = [=](int64_t at, auto n) { return load<A>(grad + at, n) * load<A>(out + at, n); };
   const auto finish = [=](int64_t at, auto n, auto total) {
-    const V g = load<A>(grad + at, n), y = load<A>(out + at, n);
-    if constexpr (LOG)
-      store(dx + at, scale * (g - exponential(y) * total), n);
-    else
-      store(dx + at, scale * (y * (g - total)), n);
+    store(dx + at, scale * (load<A>(out + at, n) * (load<A>(grad + at, n) - total)), n);
   };
   const auto row = [=](int64_t r) {
     const int64_t start = r * cols;
@@ -107,5 +87,5 @@ void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t 
     for (int64_t c = 0; c < cols; c++)
       each_vector<A>(n, [&](int64_t i, auto m) { finish(start + c * inner + i, m, load<A>(total + i, m)); });
   };
-  for_rows_of(rows, cols, inner, LOG ? 2 : 1, row, block);
+  for_rows_of(rows, cols, inner, 1, row, block);
 }

@@ -8,13 +8,12 @@ import math
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import groups
 
 topk = kernel(
     "topk(Tensor x, int k) -> (Tensor values, Tensor indices)",
     cuda=Cuda("topk.cu"),
-    cpu=Cpp("topk.cpp", native=True, openmp=True),
     prewarm=[
         (f"{dtype}[64, {columns}]", 8)
         for dtype in ("bf16", "f32")
@@ -94,13 +93,6 @@ def _(k, x, count):
         block=groups.SEARCH_THREADS, smem=MEMORY + 4 * groups.THREADS * chunks,
         pdl=k.capability >= (9, 0),
     )  # fmt: skip
-    return values, indices
-
-
-@topk.launch("cpu")
-def _(k, x, count):
-    x, rows, columns, values, indices = _checked(x, count)
-    k.topk[{"T": x.dtype}](values, indices, x, rows, columns, count)
     return values, indices
 
 

@@ -12,7 +12,7 @@ are those of warpgroups.
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import int4, low_bit
 
 # Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: stages, and blocks of a multiprocessor.
@@ -38,7 +38,6 @@ w4a16_linear = kernel(
     "w4a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? zero=None, Tensor? bias=None) "
     "-> Tensor",
     cuda=Cuda("w4a16_linear.cu", arch_specific=True),
-    cpu=Cpp("w4a16_linear.cpp", native=True, openmp=True),
     prewarm=[*LARGE, *((*call, call[2].replace("bf16", "u8")) for call in LARGE)],
 )
 
@@ -169,21 +168,6 @@ def _(k, x, qweight, scale, zero, bias):
             k, k.w4a16_many, template, args, tokens, rows, columns, step=group,
             step_bytes=step_bytes, x_bytes=2 * group + 64, sums=torch.float32,
         )  # fmt: skip
-    return out
-
-
-@w4a16_linear.launch("cpu")
-def _(k, x, qweight, scale, zero, bias):
-    tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
-    if k.fake:
-        return low_bit.result(x, rows)
-    template = {"T": x.dtype, "Z": x.dtype if zero is None else zero.dtype}
-    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero), group
-    if tokens > low_bit.MOST_ON_CPU:
-        return low_bit.by_torch(k.dequantize_int4[template], x, rows, columns, weight, bias)
-    out = low_bit.result(x, rows)
-    args = out, low_bit.aligned(x), low_bit.aligned(bias), *weight
-    k.w4a16_linear[template](*args, rows, columns, tokens)
     return out
 
 

@@ -6,13 +6,12 @@ weight is written out in the dtype of x, which rounds it, and PyTorch multiplies
 
 import torch
 
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import low_bit
 
 w8a16_linear = kernel(
     "w8a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
     cuda=Cuda("w8a16_linear.cu"),
-    cpu=Cpp("w8a16_linear.cpp", native=True, openmp=True),
     prewarm=[("bf16[1, 4096]", f"i8[{rows}, 4096]", f"bf16[{rows}]") for rows in low_bit.WIDE],
 )
 
@@ -56,20 +55,6 @@ def _(k, x, qweight, scale, bias):
             k, k.w8a16_many, template, args, tokens, rows, columns,
             step=64, step_bytes=1024, x_bytes=2 * 64 + 16, sums=torch.float32,
         )  # fmt: skip
-    return out
-
-
-@w8a16_linear.launch("cpu")
-def _(k, x, qweight, scale, bias):
-    (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
-    if k.fake:
-        return low_bit.result(x, rows)
-    template = {"T": x.dtype, "S": scale.dtype}
-    if tokens > low_bit.MOST_ON_CPU:
-        write = k.dequantize_int8[template]
-        return low_bit.by_torch(write, x, rows, columns, (qweight, scale), bias)
-    out = low_bit.result(x, rows)
-    k.w8a16_linear[template](out, dense, qweight, scale, bias, rows, columns, tokens)
     return out
 
 

@@ -187,6 +187,8 @@ def test_calls_run_no_python(device):
     for args in ((x, weight), (x,), (x[:, :33],), (x[:, :33], weight[:33].contiguous())):
         served(ops.rms_norm, *args, device=device)
         served(ops.rms_norm_backward, args[0], *args, device=device)
+        if device == "cpu":  # the others have no kernel for it
+            continue
         served(ops.add_rms_norm, args[0], *args, device=device)
         served(ops.rms_norm_quantized, *args, device=device)
         served(ops.add_rms_norm_quantized, args[0], *args, device=device)

@@ -128,16 +128,15 @@ def test_the_gradient_turns_back(device, interleaved):
         rope(q, k, cos.requires_grad_(), sin)[0].sum().backward()
 
 
-@pytest.mark.long
-@each_device
-def test_calls_and_gradients_run_no_python(device):
-    cos, sin = tables(8, 8, device)
-    qkv = torch.randn(2, 8, 5, 16, dtype=torch.bfloat16, device=device)
-    positions = torch.arange(8, device=device)
+@pytest.mark.gpu
+def test_calls_and_gradients_run_no_python():
+    cos, sin = tables(8, 8, "cuda")
+    qkv = torch.randn(2, 8, 5, 16, dtype=torch.bfloat16, device="cuda")
+    positions = torch.arange(8, device="cuda")
     for args in ((cos, sin), (cos, sin, positions, True)):
-        outs = served(rope, qkv[:, :, :3], qkv[:, :, 3:4], *args, device=device)
-        served(rope, *outs, *args, *(None, False)[len(args) - 2 :], True, device=device)
-        served(rope_, qkv[:, :, :3], qkv[:, :, 3:4], *args, device=device)
+        outs = served(rope, qkv[:, :, :3], qkv[:, :, 3:4], *args, device="cuda")
+        served(rope, *outs, *args, *(None, False)[len(args) - 2 :], True, device="cuda")
+        served(rope_, qkv[:, :, :3], qkv[:, :, 3:4], *args, device="cuda")
 
 
 def test_what_does_not_fit_is_refused():

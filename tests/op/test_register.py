@@ -236,6 +236,30 @@ def test_without_a_kernel_the_reference_runs_with_one_line(declare, caplog):
         op(X)
 
 
+def test_an_op_for_another_device_runs_its_reference_after_the_checks_and_says_nothing(caplog):
+    op = kernel(
+        f"jitkern_test::dense{next(_number)}(Tensor(a!) x, Tensor y) -> ()",
+        cuda=Cuda(text="// nothing"),
+    )
+
+    @op.reference
+    def _(x, y):
+        x.add_(y)
+
+    @op.launch("cuda")
+    def _(k, x, y):
+        torch._check(x.shape == y.shape, lambda: f"shapes differ, {x.shape} and {y.shape}")
+
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        op(x, torch.ones(1))
+    assert not x.any() and x._version == 0
+    op(x, torch.ones(3))
+    assert x.sum() == 3 and x._version > 0 and not caplog.messages
+    with config.using(fallback="raise"), pytest.raises(TargetError, match="has no kernel for cpu"):
+        op(x, torch.ones(3))
+
+
 def test_no_compiler_runs_the_reference_and_raise_raises(declare, caplog):
     op = declare()
     with config.using(cxx="no-such-compiler"):

@@ -48,6 +48,12 @@ class Table:
         """Whether the addresses of all tensors are multiples of a power of 2, in bytes."""
         return all(address_of(tensor) % power_of_two(bytes) == 0 for tensor in self._tensors)
 
+    def check(self, device: torch.device) -> None:
+        """Raise LaunchError for tensors that no kernel takes; of symbolic sizes the launch does."""
+        numbers = (n for tensor in self._tensors for n in (*tensor.shape, *tensor.stride()))
+        if all(type(n) is int for n in numbers) and (fault := self.fault(device)):
+            raise LaunchError(f"a table of k.tables() cannot be passed: {fault}")
+
     def fault(self, device: torch.device) -> str:
         """Return why a kernel on a device cannot take the table, or ""."""
         for i, tensor in enumerate(self._tensors):
@@ -83,8 +89,7 @@ class Table:
 
         Raises LaunchError for tensors that no table takes.
         """
-        if fault := self.fault(torch.device("cpu")):
-            raise LaunchError(f"a table of k.tables() cannot be passed: {fault}")
+        self.check(torch.device("cpu"))
         addresses = [address_of(tensor) for tensor in self._tensors]
         numel = [tensor.numel() for tensor in self._tensors]
         return torch.tensor(addresses), torch.tensor(numel), self.count
