@@ -1,5 +1,7 @@
 """How the kernels of include/largest.cuh divide a row into groups, and keep the largest of each."""
 
+from jitkern.kernels_src.elements import blocks
+
 THREADS = 256  # of a block of the launch that finds them: a group for each
 SEARCH_THREADS = 1024  # of a block of the launch that searches among them
 MOST = 8192  # groups of a row that shared memory holds
@@ -19,4 +21,4 @@ def grouping(columns, size, wanted):
     while vectors > MOST << shift:
         shift += 1
     chunk = THREADS << shift
-    return shift, (vectors + chunk - 1) // chunk
+    return shift, blocks(vectors, chunk)

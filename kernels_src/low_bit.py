@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from jitkern.kernels_src.elements import blocks
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Rows of x, which are tokens.
 FEW = 8  # the most that `few_tokens` takes
@@ -17,10 +19,11 @@ CHUNK, LEAST = 4096, 800 << 10
 STREAMED = (57344, 4096), (57344, 8192)
 
 
-def tokens_of(name, x, columns, *others):
+def tokens_of(name, x, columns, rows, *others):
     """Return how many rows x has, and refuse one that does not fit the weight.
 
-    columns: of the weight. others: bias and scales, each with its name; they may be None.
+    columns, rows: of the weight. others: scales, then the bias, each with its name; the bias may be
+    None, and otherwise has a number for each row of the weight.
     """
     torch._check(
         x.dtype in DTYPES,
@@ -40,19 +43,16 @@ def tokens_of(name, x, columns, *others):
                 f"{name}: {what} must be of the dtype of x, {x.dtype}, got {other.dtype}"
             ),
         )
-    return math.prod(x.shape[:-1])
-
-
-def check_bias(name, bias, rows):
-    """Refuse a bias that has not a number for each row of the weight."""
+    bias = others[-1][1]
     torch._check(
         bias is None or (bias.dim() == 1 and bias.shape[0] == rows),
         lambda: f"{name}: bias must be of shape ({rows},), got {tuple(bias.shape)}",
     )
+    return math.prod(x.shape[:-1])
 
 
-def check_int8(name, x, qweight, scale):
-    """Return rows and columns of a weight of 8 bits, and refuse tensors that are none."""
+def check_int8(name, x, qweight, scale, bias):
+    """Return rows of x, and rows and columns of a weight of 8 bits; refuse what does not fit."""
     torch._check(
         qweight.dtype == torch.int8 and qweight.dim() == 2 and qweight.shape[1] % 64 == 0,
         lambda: (
@@ -71,7 +71,8 @@ def check_int8(name, x, qweight, scale):
             f"{x.dtype}, got {scale.dtype} {tuple(scale.shape)}"
         ),
     )
-    return rows, columns
+    tokens = tokens_of(name, x, columns, rows, ("bias", bias))
+    return tokens, rows, columns
 
 
 def result(x, rows):
@@ -139,11 +140,11 @@ def few(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_
     warps with one or two tiles are fastest where all of them run at once, two on a multiprocessor.
     A warp has room for 2048 bytes of weights of a tile: with more, less is read in the same time.
     """
-    tiles = (rows + 15) // 16
+    tiles = blocks(rows, 16)
     each = 2 if 2 * k.multiprocessors < tiles <= 4 * k.multiprocessors else 1
     warps = 16 if tiles <= 4 * k.multiprocessors else 8
     depth = 2048 // weight_bytes
-    grid = (tiles + each - 1) // each if tokens else 0
+    grid = blocks(tiles, each) if tokens else 0
     kernel[{**template, "NT": each, "WARPS": warps, "DEPTH": depth}](
         *args, tokens, rows, columns, grid=grid, block=32 * warps,
         smem=warps * each * depth * step_bytes, pdl=k.capability >= (9, 0),
@@ -174,10 +175,10 @@ def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_byte
 
 def few_streamed(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, warps, smem):
     """Launch `few_tokens_streamed`, with a block for each multiprocessor."""
-    blocks, chunk = k.multiprocessors, CHUNK // weight_bytes
-    handed = k.workspace(8 * blocks * 16 * FEW, zeroed=True, dtype=torch.int64)
+    chunk, grid = CHUNK // weight_bytes, k.multiprocessors
+    handed = k.workspace(8 * grid * 16 * FEW, zeroed=True, dtype=torch.int64)
     kernel[{**template, "WARPS": warps, "CHUNK": chunk, "DEPTH": 2}](
-        *args, handed, tokens, rows, columns, grid=blocks if tokens else 0, block=32 * warps,
+        *args, handed, tokens, rows, columns, grid=grid if tokens else 0, block=32 * warps,
         smem=smem, pdl=True,
     )  # fmt: skip
 
@@ -194,13 +195,13 @@ def many(k, kernel, template, args, tokens, rows, columns, *, step, step_bytes, 
     if smem > k.shared_memory_per_block:
         depth, smem = 2, smem // depth * 2
     width = 32 * WARPS
-    blocks = (rows + width - 1) // width
-    parts = max(1, min(2 * k.multiprocessors // max(blocks, 1), columns // step // 2))
+    count = blocks(rows, width)
+    parts = max(1, min(2 * k.multiprocessors // max(count, 1), columns // step // 2))
     partial, counters = None, None
     if parts > 1:
-        partial = k.workspace(4 * parts * tokens * blocks * width, zeroed=False, dtype=sums)
-        counters = k.workspace(4 * blocks, zeroed=True, dtype=torch.int32)
+        partial = k.workspace(4 * parts * tokens * count * width, zeroed=False, dtype=sums)
+        counters = k.workspace(4 * count, zeroed=True, dtype=torch.int32)
     kernel[{**template, "NT": 2, "MT": of_tokens, "WARPS": WARPS, "DEPTH": depth}](
-        *args, partial, counters, tokens, rows, columns, grid=(blocks if tokens else 0, parts),
+        *args, partial, counters, tokens, rows, columns, grid=(count if tokens else 0, parts),
         block=32 * WARPS, smem=smem, pdl=k.capability >= (9, 0),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the launch functions of norms share: checks, forms, and the sums over rows of a backward."""
+"""What ops on the last dimension share: checks, forms, and the sums over rows of a backward."""
 
 from __future__ import annotations
 
@@ -7,40 +7,32 @@ import math
 import torch
 
 from jitkern.kernels_src import rows as forms
+from jitkern.kernels_src.elements import DTYPES, blocks, wide_dtype
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 THREADS = 512  # of the blocks that walk over rows, one on each multiprocessor
 DEPTH = 16  # warps of the blocks that add what these found
 
 
 def matrix(name, x, *alike):
     """Return rows and columns of x, and refuse tensors that are not like it."""
-    torch._check(x.dim() >= 1, lambda: f"{name}: x needs at least one dimension, got {x.dim()}")
-    torch._check(x.dtype in DTYPES, lambda: f"{name}: x must be floating point, got {x.dtype}")
-    for other in alike:
-        _same(name, x, other)
+    forms.check(name, x, *alike)
     return math.prod(x.shape[:-1]), x.shape[-1]
-
-
-def _same(name, x, other):
-    torch._check(
-        other.shape == x.shape and other.dtype == x.dtype,
-        lambda: (
-            f"{name}: all must be like x, {x.dtype} of shape {tuple(x.shape)}, "
-            f"got {other.dtype} of shape {tuple(other.shape)}"
-        ),
-    )
 
 
 def of_columns(name, x, *parameters):
     """Return the dtype of parameters that have a number for each column of x; None are left out."""
     dtype = x.dtype
-    for p in parameters:
-        if p is not None:
-            dtype = p.dtype
-    for p in parameters:
-        if p is not None:
-            _fits(name, x, p, dtype)
+    given = [p for p in parameters if p is not None]
+    for p in given:
+        dtype = p.dtype
+    for p in given:
+        torch._check(
+            p.dim() == 1 and p.shape[0] == x.shape[-1] and p.dtype == dtype,
+            lambda p=p: (
+                f"{name}: weights must be of shape ({x.shape[-1]},) and one dtype, got "
+                f"{p.dtype} of shape {tuple(p.shape)}"
+            ),
+        )
     torch._check(
         dtype == x.dtype or (dtype == torch.float32 and x.element_size() == 2),
         lambda: f"{name}: weights must be of {x.dtype} or float32, got {dtype}",
@@ -48,44 +40,59 @@ def of_columns(name, x, *parameters):
     return dtype
 
 
-def _fits(name, x, parameter, dtype):
-    torch._check(
-        parameter.dim() == 1 and parameter.shape[0] == x.shape[-1] and parameter.dtype == dtype,
-        lambda: (
-            f"{name}: weights must be of shape ({x.shape[-1]},) and one dtype, got "
-            f"{parameter.dtype} of shape {tuple(parameter.shape)}"
-        ),
-    )
+def quantized_results(x, kind):
+    """Return memory for numbers of 8 bits, and for a scale of each row."""
+    out = torch.empty(x.shape, dtype=kind, device=x.device)
+    return out, torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
 
 
-def dense(tensor):
-    """Return the tensor contiguous, and None as it is."""
-    return None if tensor is None else tensor.contiguous()
+def samples(device, count, weights, rest=()):
+    """Yield calls of so many tensors of one shape, so many weights, and the rest."""
+
+    def make(shape, dtype, of_weights, weights=weights):
+        given = [torch.randn(shape, dtype=dtype, device=device) for _ in range(count)]
+        return *given, *torch.randn(weights, shape[-1], dtype=of_weights, device=device)
+
+    for dtype in DTYPES:
+        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
+            yield *make(shape, dtype, dtype), *rest
+    yield make((2, 4096), torch.bfloat16, torch.float32)
+    x, *others, weight = make((40, 7), torch.float32, torch.float32, 1)
+    yield x.T.contiguous().T, *others, weight
+    yield make((2, 50000), torch.float32, torch.float32, 0)
 
 
-def wide(tensor):
-    """Return the tensor in the type that kernels compute in, and None as it is."""
-    if tensor is None or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.float()
+def quantized_samples(device, count):
+    """Yield calls of so many tensors of one shape, a weight, eps, offset and perhaps a dtype."""
+
+    def make(shape, dtype):
+        given = [torch.randn(shape, dtype=dtype, device=device) for _ in range(count)]
+        return *given, torch.randn(shape[-1], dtype=dtype, device=device)
+
+    for dtype in DTYPES:
+        for shape in ((4, 33), (2, 3, 40), (2, 1), (0, 8)):
+            yield *make(shape, dtype), 1e-5, 1.0
+    for dtype in DTYPES:
+        yield *make((4, 32), dtype), 1e-5, 1.0, "float8_e4m3fn"
+    x, *others = make((40, 7), torch.float32)
+    yield x.T.contiguous().T, *others
 
 
 def samples_of_gradient(device):
     """Yield gradients, of small numbers lest their sums cancel, tensors, and a weight for each."""
+
+    def make(shape, dtype, of_weight):
+        grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
+        weight = torch.randn(shape[-1], dtype=of_weight, device=device)
+        return grad, torch.randn(shape, dtype=dtype, device=device), weight
+
     for dtype in DTYPES:
         for shape in ((16, 64), (3, 5, 33), (0, 8), (4, 0)):
-            x = torch.randn(shape, dtype=dtype, device=device)
-            grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
-            yield grad, x, torch.randn(shape[-1], dtype=dtype, device=device)
-    for dtype, shape in ((torch.bfloat16, (9, 4096)), (torch.float32, (3, 50000))):
-        x = torch.randn(shape, dtype=dtype, device=device)
-        grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
-        yield grad, x, torch.randn(shape[-1], device=device)
-    x, grad = (
-        torch.randn(40, 7, device=device),
-        torch.empty(40, 7, device=device).uniform_(-0.5, 0.5),
-    )
-    yield grad.T, x.T, torch.randn(40, device=device)
+            yield make(shape, dtype, dtype)
+    yield make((9, 4096), torch.bfloat16, torch.float32)
+    yield make((3, 50000), torch.float32, torch.float32)
+    grad, x, weight = make((7, 40), torch.float32, torch.float32)
+    yield grad.T.contiguous().T, x.T.contiguous().T, weight
 
 
 def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1):
@@ -130,7 +137,7 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     template = {**template, "DX": dx is not None}
     tensors = (x, *given, dx, weight)
-    a = torch.float64 if x.dtype == torch.float64 else torch.float32
+    a = wide_dtype(x.dtype)
     wanted = [result for result in results if result is not None]
     if not wanted:
         if dx is None:
@@ -144,7 +151,7 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
     if form is not None:
         lanes, each, stages, memory = form
         groups = THREADS // lanes
-        count = min((rows + groups - 1) // groups, k.multiprocessors)
+        count = min(blocks(rows, groups), k.multiprocessors)
         partial = torch.empty((count, len(results), cols), dtype=a, device=x.device)
         shape = {"LANES": lanes, "THREADS": THREADS, "VPT": each, "STAGES": stages}
         walk[{**template, **shape, "A": a}](
@@ -157,13 +164,13 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
         launch_rows(k, both, {**template, "A": a}, args, rows, cols, tensors, inputs)
         edges = forms.has_edges(cols, *given[:2])
         width = 128 if edges else 128 * forms.VECTOR // x.element_size()
-        blocks = (cols + width - 1) // width
-        count = min(rows, (4 * k.multiprocessors + blocks - 1) // blocks)
+        parts = blocks(cols, width)
+        count = min(rows, blocks(4 * k.multiprocessors, parts))
         partial = torch.empty((count, len(results), cols), dtype=a, device=x.device)
         columns[{"T": x.dtype, "A": a, "THREADS": 128, "EDGES": edges}](
-            partial, *given[:2], kept, rows, cols, grid=(blocks, count), block=128
+            partial, *given[:2], kept, rows, cols, grid=(parts, count), block=128
         )
     total[{"W": wanted[0].dtype, "A": a, "DEPTH": DEPTH}](
         *results, partial, count, cols,
-        grid=((cols + 31) // 32, len(results)), block=32 * DEPTH, pdl=k.capability >= (9, 0),
+        grid=(blocks(cols, 32), len(results)), block=32 * DEPTH, pdl=k.capability >= (9, 0),
     )  # fmt: skip

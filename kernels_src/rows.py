@@ -6,7 +6,8 @@ import math
 
 import torch
 
-VECTOR = 16  # bytes of an access
+from jitkern.kernels_src.elements import VECTOR, blocks, check_floating
+
 SHORT = (  # forms of rows of up to 32 KB, see `on_chip`
     (4, 64, 2, 0), (8, 64, 2, 0), (16, 64, 2, 0), (32, 64, 2, 0), (32, 64, 4, 0), (64, 64, 4, 0),
     (128, 128, 4, 0), (256, 256, 4, 0), (512, 512, 4, 0),
@@ -15,13 +16,27 @@ LONG = 1024  # threads of a block that reads a row twice
 DEPTH = 8  # warps of a block whose rows have elements that lie apart
 
 
+def check(name, x, *alike):
+    """Refuse a tensor without rows of floating point, and tensors that are not like it."""
+    torch._check(x.dim() >= 1, lambda: f"{name}: x needs at least one dimension, got {x.dim()}")
+    check_floating(name, "x", x.dtype)
+    for other in alike:
+        torch._check(
+            other.shape == x.shape and other.dtype == x.dtype,
+            lambda other=other: (
+                f"{name}: all must be like x, {x.dtype} of shape {tuple(x.shape)}, "
+                f"got {other.dtype} of shape {tuple(other.shape)}"
+            ),
+        )
+
+
 def axis(name, x, dim):
     """Return the dimension as a number from 0 on, or refuse it.
 
     The numbers are compared one by one, so that the trace of a launch function takes the dimension
     for a constant.
     """
-    torch._check(x.dim() >= 1, lambda: f"{name}: x needs at least one dimension, got {x.dim()}")
+    check(name, x)
     for d in range(x.dim() - 1, -1, -1):
         if dim == d or dim == d - x.dim():
             return d
@@ -62,7 +77,7 @@ def launch(k, kernels, template, args, rows, cols, tensors, *, inputs=1, weighte
         long[{**template, "THREADS": LONG}](*args, cols, *last, grid=rows, block=LONG)
         return
     lanes, threads, registers, shared = form
-    keywords = {"grid": (rows * lanes + threads - 1) // threads, "block": threads}
+    keywords = {"grid": blocks(rows * lanes, threads), "block": threads}
     if shared:
         keywords["smem"] = shared * inputs * threads * VECTOR
     if lanes > threads:
@@ -83,9 +98,7 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
     Returns lanes of a row, threads of a block, and vectors of a thread in registers and in shared
     memory.
     """
-    vectors = (cols * size + VECTOR - 1) // VECTOR
-    if edges:
-        vectors = vectors + 1
+    vectors = blocks(cols * size, VECTOR) + (1 if edges else 0)
     return _first(SHORT, vectors) or _first(_long(k, inputs, weighted=weighted), vectors)
 
 

@@ -8,12 +8,8 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
-from jitkern.kernels_src.rms_norm.kernel import (
-    kind_of,
-    quantized,
-    reference,
-    rms_norm_backward,
-)
+from jitkern.kernels_src.elements import dense, wide
+from jitkern.kernels_src.rms_norm.kernel import kind_of, quantized, reference, rms_norm_backward
 
 CUDA = Cuda("add_rms_norm.cu")
 
@@ -33,30 +29,26 @@ def _prepared(name, x, residual, weight):
     """Return the template, contiguous tensors, a new one for their sum, rows and columns."""
     rows, cols = norms.matrix(name, x, residual)
     template = {"T": x.dtype, "W": norms.of_columns(name, x, weight)}
-    x, residual, weight = x.contiguous(), residual.contiguous(), norms.dense(weight)
+    x, residual, weight = x.contiguous(), residual.contiguous(), dense(weight)
     return template, (torch.empty_like(x), x, residual, weight), rows, cols
-
-
-def _norm(x, residual, weight, eps, offset):
-    """Return template, arguments, rows and columns of the norm."""
-    template, given, rows, cols = _prepared("add_rms_norm", x, residual, weight)
-    out = torch.empty_like(given[0])
-    return template, (out, *given, eps, offset), rows, cols
 
 
 @add_rms_norm.reference
 def _(x, residual, weight, eps, offset):
-    total = norms.wide(x) + norms.wide(residual)
+    total = wide(x) + wide(residual)
     return reference(total, weight, eps, offset).to(x.dtype), total.to(x.dtype)
 
 
 @add_rms_norm.launch("cuda")
 def _(k, x, residual, weight, eps, offset):
-    template, args, rows, cols = _norm(x, residual, weight, eps, offset)
-    kernels = k.add_rms_norm, k.add_rms_norm_long
-    tensors = (args[2], *args[:2], *args[3:5])
-    norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
-    return args[0], args[1]
+    template, given, rows, cols = _prepared("add_rms_norm", x, residual, weight)
+    total, x, residual, weight = given
+    out = torch.empty_like(x)
+    norms.launch_rows(
+        k, (k.add_rms_norm, k.add_rms_norm_long), template, (out, *given, eps, offset),
+        rows, cols, (x, out, total, residual, weight), inputs=2,
+    )  # fmt: skip
+    return out, total
 
 
 def _backward(grad_out, grad_total, total, weight, eps, offset, needs):
@@ -80,41 +72,28 @@ def _(x, _, weight=None, *_numbers):
 
 @add_rms_norm.samples
 def _(device):
-    for dtype in norms.DTYPES:
-        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
-            x, residual = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-            yield x, residual, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
-    x, residual = (torch.randn(2, 4096, dtype=torch.bfloat16, device=device) for _ in range(2))
-    yield x, residual, torch.randn(4096, device=device)
-    x, residual = torch.randn(7, 40, device=device).T, torch.randn(40, 7, device=device)
-    yield x, residual, torch.randn(7, device=device)
-    yield tuple(torch.randn(2, 50000, device=device) for _ in range(2))
-
-
-def _quantizing(x, residual, weight, eps, offset, dtype):
-    """Return template, arguments, rows and columns of the quantized norm."""
-    name = "add_rms_norm_quantized"
-    template, given, rows, cols = _prepared(name, x, residual, weight)
-    kind = kind_of(name, dtype)
-    out = torch.empty(x.shape, dtype=kind, device=x.device)
-    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    return {**template, "Q": kind}, (out, scale, *given, eps, offset), rows, cols
+    yield from norms.samples(device, 2, 1, rest=(1e-5, 1.0))
 
 
 @add_rms_norm_quantized.reference
 def _(x, residual, weight, eps, offset, dtype):
     kind_of("add_rms_norm_quantized", dtype)
-    total = norms.wide(x) + norms.wide(residual)
+    total = wide(x) + wide(residual)
     return *quantized(reference(total, weight, eps, offset), dtype), total.to(x.dtype)
 
 
 @add_rms_norm_quantized.launch("cuda")
 def _(k, x, residual, weight, eps, offset, dtype):
-    template, args, rows, cols = _quantizing(x, residual, weight, eps, offset, dtype)
-    kernels = k.add_rms_norm_quantized, k.add_rms_norm_quantized_long
-    tensors = (args[3], args[0], args[2], args[4], args[5])
-    norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
-    return args[:3]
+    name = "add_rms_norm_quantized"
+    template, given, rows, cols = _prepared(name, x, residual, weight)
+    total, x, residual, weight = given
+    kind = kind_of(name, dtype)
+    out, scale = norms.quantized_results(x, kind)
+    norms.launch_rows(
+        k, (k.add_rms_norm_quantized, k.add_rms_norm_quantized_long), {**template, "Q": kind},
+        (out, scale, *given, eps, offset), rows, cols, (x, out, total, residual, weight), inputs=2,
+    )  # fmt: skip
+    return out, scale, total
 
 
 @add_rms_norm_quantized.cost
@@ -126,12 +105,4 @@ def _(x, _, weight=None, *_numbers):
 
 @add_rms_norm_quantized.samples
 def _(device):
-    for dtype in norms.DTYPES:
-        for shape in ((4, 33), (2, 3, 40), (2, 1), (0, 8)):
-            x, residual = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-            yield x, residual, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
-    for dtype in norms.DTYPES:
-        x, residual = (torch.randn(4, 32, dtype=dtype, device=device) for _ in range(2))
-        yield x, residual, torch.randn(32, dtype=dtype, device=device), 1e-5, 1.0, "float8_e4m3fn"
-    x, residual = torch.randn(7, 40, device=device).T, torch.randn(40, 7, device=device)
-    yield x, residual, torch.randn(7, device=device)
+    yield from norms.quantized_samples(device, 2)

@@ -5,11 +5,7 @@ import math
 import torch
 
 from jitkern.kernels_src import block_mask
-
-
-def wide(x):
-    """Return a tensor in the dtype that sums are computed in."""
-    return x if x.dtype == torch.float64 else x.float()
+from jitkern.kernels_src.elements import wide
 
 
 def attention(q, k, v, starts, columns, patterns, bits, sizes, scale):

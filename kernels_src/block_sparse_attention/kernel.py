@@ -34,6 +34,7 @@ import torch
 from jitkern.declare import Triton, kernel
 from jitkern.kernels_src import block_mask
 from jitkern.kernels_src.block_sparse_attention import in_torch, launches
+from jitkern.kernels_src.elements import DTYPES, blocks, dense, wide_dtype
 
 MASK = (
     "Tensor starts, Tensor columns, Tensor key_starts, Tensor key_columns, "
@@ -96,17 +97,17 @@ def _(
     batch, heads, q_len, d = q.shape
     k_len = k.shape[2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=launches.of_sums(q.dtype), device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=wide_dtype(q.dtype), device=q.device)
     if kernels.fake:
         return out, lse
     q, k, v, starts = launches.rows(q), launches.rows(k), launches.rows(v), starts.contiguous()
     left, right, scale = launches.limits(left, right, scale, d)
     m, n, warps, stages = launches.form(kernels, launches.FORWARD, q, block_q, block_k)
-    tiles = (q_len + m - 1) // m
+    tiles = blocks(q_len, m)
     template = launches.template(q, m, n, block_q, block_k, whole=k_len % block_k == 0)
     kernels.forward[{**template, "NEGATIVE": scale < 0}](
         out, lse, q, k, v,
-        starts, columns.contiguous(), launches.dense(patterns), launches.dense(bits),
+        starts, columns.contiguous(), dense(patterns), dense(bits),
         *launches.strides(q, k, v), *launches.distances(starts),
         tiles, heads, heads // k.shape[1], q_len, k_len, left, right, scale,
         grid=tiles * heads * batch, num_warps=warps, num_stages=stages,
@@ -143,25 +144,25 @@ def _(
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=q.device)
     grad, q, k, v = (launches.rows(x) for x in (grad, q, k, v))
     out, lse, starts, key_starts = (x.contiguous() for x in (out, lse, starts, key_starts))
-    bits, strides = launches.dense(bits), launches.strides(grad, q, k, v)
+    bits, strides = dense(bits), launches.strides(grad, q, k, v)
     rest = q_len, k_len, *launches.limits(left, right, scale, d)
 
     m, n, warps, stages = launches.form(kernels, launches.BACKWARD_Q, q, block_q, block_k)
-    tiles = (q_len + m - 1) // m
+    tiles = blocks(q_len, m)
     template = launches.template(q, m, n, block_q, block_k, whole=k_len % block_k == 0)
     kernels.backward_q[template](
-        dq, delta, grad, launches.dense(grad_lse), out, lse, q, k, v,
-        starts, columns.contiguous(), launches.dense(patterns), bits,
+        dq, delta, grad, dense(grad_lse), out, lse, q, k, v,
+        starts, columns.contiguous(), dense(patterns), bits,
         *strides, *launches.distances(starts), tiles, heads, group, *rest,
         grid=tiles * heads * batch, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if needs_k:
         m, n, warps, stages = launches.form(kernels, launches.BACKWARD_K, q, block_q, block_k)
-        tiles = (k_len + n - 1) // n
+        tiles = blocks(k_len, n)
         template = launches.template(q, m, n, block_q, block_k, whole=q_len % block_q == 0)
         kernels.backward_k[template](
             dk, dv, delta, grad, lse, q, k, v,
-            key_starts, key_columns.contiguous(), launches.dense(key_patterns), bits,
+            key_starts, key_columns.contiguous(), dense(key_patterns), bits,
             *strides, *launches.distances(key_starts), tiles, key_heads, group, *rest,
             grid=tiles * key_heads * batch, num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -226,7 +227,7 @@ def _calls(device):
         return *_mask(*kinds, device=device), None, 32, 32, left, right
 
     causal, window = banded(70, 45, -1, 0), banded(45, 70, 20, 10)
-    for dtype in launches.DTYPES:
+    for dtype in DTYPES:
         yield *qkv(dtype, 2, 1, 70, 45, 16), *causal
         yield *(x[:0] for x in qkv(dtype, 2, 1, 70, 45, 16)), *causal
     yield *(x[:1, :, :4] for x in qkv(torch.float64, 2, 1, 4, 6, 8)), *banded(4, 4, -1, 0)
@@ -252,7 +253,7 @@ def _(device):
         scale = mask[11:] or [None]
         if device == "meta" or not q.numel():
             out = torch.empty(q.shape, dtype=q.dtype, device=device)
-            lse = torch.empty(q.shape[:3], dtype=launches.of_sums(q.dtype), device=device)
+            lse = torch.empty(q.shape[:3], dtype=wide_dtype(q.dtype), device=device)
         else:
             out, lse = block_sparse_attention.run_reference(q, k, v, *mask)
         grad = _random(q.shape, q.dtype, device)

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+from jitkern.kernels_src.elements import DTYPES, blocks
+
 # Queries and keys of a tile, warps, and stages of the pipeline, the best first: what fits in shared
 # memory is taken. By the bytes of an element, each with the padded d up to which it holds.
 FORWARD = (
@@ -104,7 +105,7 @@ def _check_bits(name, lists, block_q, block_k):
 
 
 def _check_starts(what, starts, q, length, block):
-    size = 2 * ((length + block - 1) // block) + 1
+    size = 2 * blocks(length, block) + 1
     torch._check(
         starts.dim() == 3 and starts.shape[2] == size
         and starts.shape[0] in (1, q.shape[0]) and starts.shape[1] in (1, q.shape[1]),
@@ -115,19 +116,9 @@ def _check_starts(what, starts, q, length, block):
     )  # fmt: skip
 
 
-def of_sums(dtype):
-    """Return the dtype that sums of numbers of a dtype have."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def rows(x):
     """Return a tensor whose rows the kernels can read: dense, and offsets of a tile fit 32 bits."""
     return x if x.stride(3) == 1 and x.stride(2) < 1 << 23 else x.contiguous()
-
-
-def dense(x):
-    """Return an optional tensor contiguous."""
-    return None if x is None else x.contiguous()
 
 
 def strides(*tensors):

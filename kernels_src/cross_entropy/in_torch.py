@@ -4,10 +4,7 @@ import math
 
 import torch
 
-
-def wide(dtype):
-    """Return the dtype of the losses of logits of this dtype."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
+from jitkern.kernels_src.elements import wide
 
 
 def _losses_in_torch(v, target, ignored, known, label_smoothing, z_loss):
@@ -23,12 +20,17 @@ def _losses_in_torch(v, target, ignored, known, label_smoothing, z_loss):
     return torch.where(known, losses, math.nan).masked_fill(ignored, 0)
 
 
-def loss_in_torch(logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
-    """Return the loss."""
-    x = logits.to(wide(logits.dtype))
+def _capped(logits, target, ignore_index, softcap):
+    """Return capped logits with the classes last, and which targets are ignored, and classes."""
+    x = wide(logits)
     x = x.movedim(1, -1) if logits.dim() > 2 else x
     v = softcap * torch.tanh(x / softcap) if softcap else x
-    ignored, known = target == ignore_index, (target >= 0) & (target < x.shape[-1])
+    return v, target == ignore_index, (target >= 0) & (target < x.shape[-1])
+
+
+def loss_in_torch(logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
+    """Return the loss."""
+    v, ignored, known = _capped(logits, target, ignore_index, softcap)
     losses = _losses_in_torch(v, target.long(), ignored, known, label_smoothing, z_loss)
     if reduction == "none":
         return losses
@@ -39,15 +41,12 @@ def gradient_in_torch(
     logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, reduction
 ):
     """Return the gradient by the logits, which can be differentiated again."""
-    x = logits.to(wide(logits.dtype))
-    x = x.movedim(1, -1) if logits.dim() > 2 else x
-    v = softcap * torch.tanh(x / softcap) if softcap else x
-    ignored, known = target == ignore_index, (target >= 0) & (target < x.shape[-1])
-    hot = (target.long().unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)).to(x.dtype)
+    v, ignored, known = _capped(logits, target, ignore_index, softcap)
+    hot = (target.long().unsqueeze(-1) == torch.arange(v.shape[-1], device=v.device)).to(v.dtype)
     d = torch.softmax(v, -1)
     if z_loss:
         d = d * (1 + 2 * z_loss * torch.logsumexp(v, -1, keepdim=True))
-    d = d - (1 - label_smoothing) * hot - label_smoothing / max(x.shape[-1], 1)
+    d = d - (1 - label_smoothing) * hot - label_smoothing / max(v.shape[-1], 1)
     d = d * (1 - (v / softcap) ** 2) if softcap else d
     by = grad / (~ignored).sum() if reduction == "mean" else grad
     d = torch.where(known.unsqueeze(-1), d * by.unsqueeze(-1), math.nan)

@@ -17,11 +17,11 @@ import math
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.kernels_src.cross_entropy.in_torch import gradient_in_torch, loss_in_torch, wide
+from jitkern.kernels_src.cross_entropy.in_torch import gradient_in_torch, loss_in_torch
 from jitkern.kernels_src.cross_entropy.launches import fill_gradients, losses_of, reduced
+from jitkern.kernels_src.elements import DTYPES, check_floating, wide_dtype
 
 CUDA = Cuda("cross_entropy.cu")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 TARGETS = (torch.int64, torch.int32)
 REDUCTIONS = ("mean", "sum", "none")
 OPTIONS = (
@@ -57,9 +57,7 @@ def _checked(name, logits, target, label_smoothing, softcap, reduction):
     torch._check(
         dims >= 1, lambda: f"{name}: the logits need a dimension, that of the classes; got a scalar"
     )
-    torch._check(
-        logits.dtype in DTYPES, lambda: f"{name}: logits must be floating point, got {logits.dtype}"
-    )
+    check_floating(name, "logits", logits.dtype)
     torch._check(
         target.dtype in TARGETS,
         lambda: f"{name}: target must be class indices of int64 or int32, got {target.dtype}",
@@ -120,9 +118,9 @@ def _(k, logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, r
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
     shape = target.shape if reduction == "none" else ()
     torch._check(
-        tuple(grad.shape) == tuple(shape) and grad.dtype == wide(logits.dtype),
+        tuple(grad.shape) == tuple(shape) and grad.dtype == wide_dtype(logits.dtype),
         lambda: (
-            f"{name}: grad must be {wide(logits.dtype)} of shape {tuple(shape)}, got "
+            f"{name}: grad must be {wide_dtype(logits.dtype)} of shape {tuple(shape)}, got "
             f"{grad.dtype} of shape {tuple(grad.shape)}"
         ),
     )
@@ -172,9 +170,10 @@ def _(k, x, by):
     )
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     torch._check(
-        by.dtype == wide(x.dtype) and (by.dim() == 0 or tuple(by.shape) == tuple(x.shape[:-1])),
+        by.dtype == wide_dtype(x.dtype)
+        and (by.dim() == 0 or tuple(by.shape) == tuple(x.shape[:-1])),
         lambda: (
-            f"{name}: by must be one {wide(x.dtype)} or one for each row, of shape "
+            f"{name}: by must be one {wide_dtype(x.dtype)} or one for each row, of shape "
             f"{tuple(x.shape[:-1])}, got {by.dtype} of shape {tuple(by.shape)}"
         ),
     )
@@ -272,7 +271,9 @@ def _(device):
 def _(device):
     for logits, target, *options in _calls(device):
         reduced = options[4:] != ["none"]
-        grad = torch.randn(() if reduced else target.shape, device=device).to(wide(logits.dtype))
+        grad = torch.randn(() if reduced else target.shape, device=device).to(
+            wide_dtype(logits.dtype)
+        )
         yield logits, target, grad, *options
 
 
@@ -281,6 +282,6 @@ def _(device):
     for dtype in DTYPES:
         for shape in ((16, 50), (5,), (0, 4)):
             x = torch.randn(shape, dtype=dtype, device=device)
-            yield x, torch.full((), 0.5, dtype=wide(dtype), device=device)
-        by = torch.ones(16, dtype=wide(dtype), device=device)
+            yield x, torch.full((), 0.5, dtype=wide_dtype(dtype), device=device)
+        by = torch.ones(16, dtype=wide_dtype(dtype), device=device)
         yield torch.randn(16, 33, dtype=dtype, device=device), by

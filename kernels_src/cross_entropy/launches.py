@@ -3,7 +3,7 @@
 import torch
 
 from jitkern.kernels_src import rows as forms
-from jitkern.kernels_src.cross_entropy.in_torch import wide
+from jitkern.kernels_src.elements import blocks, wide_dtype
 
 
 def _loss_form(row_bytes):
@@ -19,7 +19,7 @@ def _template(x, target, smoothing, softcap):
 
 def losses_of(k, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index):
     """Launch the kernel of the losses alone, and return them."""
-    losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
+    losses = torch.empty(target.shape, dtype=wide_dtype(x.dtype), device=x.device)
     if k.fake:
         return losses
     edges = forms.has_edges(cols, x)
@@ -30,7 +30,7 @@ def losses_of(k, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index
     }  # fmt: skip
     k.cross_entropy_loss[template](
         losses, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index,
-        grid=(rows * lanes + threads - 1) // threads, block=threads,
+        grid=blocks(rows * lanes, threads), block=threads,
     )  # fmt: skip
     return losses
 
@@ -55,7 +55,7 @@ def fill_gradients(
     k, grad, out, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index, reduction
 ):
     """Launch the kernels that fill out with the gradients; return the losses. out may be x."""
-    losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
+    losses = torch.empty(target.shape, dtype=wide_dtype(x.dtype), device=x.device)
     scale, stride = _scale(k, grad, target, losses.dtype, rows, ignore_index, reduction)
     tensors = losses, out, x, target, scale, stride
     numbers = smoothing, z_loss, softcap, ignore_index

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that run while the thread goes on (cp.async), in groups that are waited for.
+// Private. Copies from global to shared memory that run while the thread goes on (cp.async), in groups to wait for.
 #pragma once
 
 namespace jitkern {

@@ -1,5 +1,5 @@
-// Barriers in shared memory (mbarrier), and copies of many bytes that one thread begins and that arrive at a barrier. Both
-// are of sm_90 and later; in a kernel for older GPUs they do nothing, and must not be reached.
+// Private. Barriers in shared memory (mbarrier), and copies of many bytes that one thread begins and that arrive at a
+// barrier. Both are of sm_90 and later; in a kernel for older GPUs they do nothing, and must not be reached.
 //
 // A barrier's phase is over after `count` arrivals and the bytes that these expect. Then the next phase begins. Phases have
 // the parities 0, 1, 0, ...; a new barrier counts as one whose phase of parity 1 is over.

@@ -1,5 +1,5 @@
-// Sums before each thread, minima and histograms of a block of BLOCK_THREADS threads. They are called
-// by all threads of the block, and are of integers, whose sums do not depend on an order.
+// Private. Sums before each thread, minima and histograms of a block of BLOCK_THREADS threads. They are called by all
+// threads of the block, and are of integers, whose sums do not depend on an order.
 #pragma once
 
 namespace jitkern {

@@ -1,4 +1,4 @@
-// Rows that are reduced and written, and summed over as well: the backward of norms, whose weights are shared
+// Private. Rows that are reduced and written, and summed over as well: the backward of norms, whose weights are shared
 // by all rows. What is computed is an Op of rows.cuh for which also
 //
 //   SUMS                how many sums over all rows there are for each column; 0 for none

@@ -1,5 +1,5 @@
-// Launches with pdl=True (programmatic dependent launch) begin before the kernels before them are done. Before sm_90 there
-// are none: only `prefetch_line` does something there.
+// Private. Launches with pdl=True (programmatic dependent launch) begin before the kernels before them are done. Before
+// sm_90 there are none: only `prefetch_line` does something there.
 #pragma once
 
 namespace jitkern {

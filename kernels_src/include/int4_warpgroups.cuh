@@ -1,5 +1,5 @@
-// y[m, n] = sum_k x[m, k] * w[n, k] for 9 to 64 tokens m and weights of 4 bits in groups of 128, by matrix instructions of
-// warpgroups, of sm_90a alone.
+// Private. y[m, n] = sum_k x[m, k] * w[n, k] for 9 to 64 tokens m and weights of 4 bits in groups of 128, by matrix
+// instructions of warpgroups, of sm_90a alone.
 //
 // These have their fragments of 16 rows of weights in registers, one tile for each warp, dequantized as in low_bit.cuh,
 // and x in shared memory, which four warps read once. Some warps of a block bring weights, scales and x of a stage of 256

@@ -1,4 +1,4 @@
-// The largest elements of long rows, without a sort of the row: two launches.
+// Private. The largest elements of long rows, without a sort of the row: two launches.
 //
 // 1. Blocks stream the rows once and write the smallest rank of each group of elements (ranked.h).
 // 2. A block searches a row: k of the groups' best are no later than the k-th best of them, and so are

@@ -1,4 +1,4 @@
-// y[m, n] = sum_k x[m, k] * w[n, k] for few tokens m and weights of 4 or 8 bits, on tensor cores.
+// Private. y[m, n] = sum_k x[m, k] * w[n, k] for few tokens m and weights of 4 or 8 bits, on tensor cores.
 //
 // The matrix instruction is turned round: 16 rows of weights are its M, and 8 tokens its N, so that 1 to 8
 // tokens cost the same. Each weight is read once, by one lane, and dequantized once. A Format says what a

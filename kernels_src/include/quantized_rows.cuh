@@ -1,4 +1,4 @@
-// Numbers of 8 bits in units of the largest of their row: int8, or float8_e4m3fn.
+// Private. Numbers of 8 bits in units of the largest of their row: int8, or float8_e4m3fn.
 #pragma once
 #include <cuda_fp8.h>
 

@@ -1,4 +1,4 @@
-// What kernels take from <type_traits>, which NVRTC 12 does not have.
+// Private. What kernels take from <type_traits>, which NVRTC 12 does not have.
 #pragma once
 
 namespace jitkern {

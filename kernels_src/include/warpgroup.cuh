@@ -1,4 +1,4 @@
-// Matrix instructions of four warps (wgmma), of sm_90a alone. What threads wrote to shared memory is fenced by
+// Private. Matrix instructions of four warps (wgmma), of sm_90a alone. What threads wrote to shared memory is fenced by
 // `fence_memory` of barriers.cuh before they read it.
 #pragma once
 #include <cuda_bf16.h>

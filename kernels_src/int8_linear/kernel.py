@@ -8,6 +8,7 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import low_bit, norms
+from jitkern.kernels_src.elements import blocks, wide_dtype
 from jitkern.kernels_src.rms_norm.kernel import quantized
 
 int8_linear = kernel(
@@ -19,33 +20,10 @@ int8_linear = kernel(
 
 @int8_linear.reference
 def _(x, qweight, scale, bias):
-    wide = norms.wide(x)
-    q, units = quantized(wide, "int8")
-    y = (q.double() @ qweight.double().T).to(wide.dtype) * scale.to(wide.dtype) * units
+    dtype = wide_dtype(x.dtype)
+    q, units = quantized(x.to(dtype), "int8")
+    y = (q.double() @ qweight.double().T).to(dtype) * scale.to(dtype) * units
     return (y if bias is None else y + bias).to(x.dtype)
-
-
-def _prepared(x, qweight, scale, bias):
-    """Return the sizes, what a kernel gets, and memory for x as numbers of 8 bits."""
-    rows, columns = low_bit.check_int8("int8_linear", x, qweight, scale)
-    tokens = low_bit.tokens_of("int8_linear", x, columns, ("bias", bias))
-    low_bit.check_bias("int8_linear", bias, rows)
-    q = torch.empty((tokens, columns), dtype=torch.int8, device=x.device)
-    units = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    out = low_bit.result(x, rows)
-    dense = low_bit.aligned(x)
-    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(bias)
-    return (tokens, rows, columns), {"T": x.dtype, "S": scale.dtype}, (out, q, units, dense), weight
-
-
-def _by_torch(scale_products, out, q, units, weight, tokens, rows):
-    """Leave the product to PyTorch, and let `scale_products` make results of it."""
-    if out.is_meta:
-        products = torch.empty((tokens, rows), dtype=torch.int32, device=out.device)
-    else:
-        products = torch._int_mm(q, weight[0].t())
-    scale_products(out, products, units, *weight[1:], tokens, rows)
-    return out
 
 
 def _many(k, template, args, *sizes):
@@ -57,33 +35,38 @@ def _many(k, template, args, *sizes):
 
 @int8_linear.launch("cuda")
 def _(k, x, qweight, scale, bias):
-    sizes, template, (out, q, units, dense), weight = _prepared(x, qweight, scale, bias)
-    tokens, rows, columns = sizes
+    tokens, rows, columns = low_bit.check_int8("int8_linear", x, qweight, scale, bias)
+    out = low_bit.result(x, rows)
     if k.fake:
         return out
+    q = torch.empty((tokens, columns), dtype=torch.int8, device=x.device)
+    units = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    template, dense = {"T": x.dtype, "S": scale.dtype}, low_bit.aligned(x)
+    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(bias)
     norms.launch_rows(
         k, (k.quantize, k.quantize_long), {"T": x.dtype, "Q": torch.int8}, (q, units, dense),
         tokens, columns, (dense,),
     )  # fmt: skip
     if tokens > low_bit.MOST and rows % 8 == 0:
-
-        def scale_products(*args):
-            k.scale_products[template](*args, grid=(tokens * rows + 255) // 256, block=256)
-
-        return _by_torch(scale_products, out, q, units, weight, tokens, rows)
-    if tokens <= low_bit.FEW:
+        products = torch.empty((tokens, rows), dtype=torch.int32, device=x.device)
+        if not x.is_meta:
+            products = torch._int_mm(q, weight[0].t())
+        k.scale_products[template](
+            out, products, units, *weight[1:], tokens, rows,
+            grid=blocks(tokens * rows, 256), block=256,
+        )  # fmt: skip
+    elif tokens <= low_bit.FEW:
         low_bit.few(
-            k, k.int8_few, template, (out, q, units, *weight), *sizes,
+            k, k.int8_few, template, (out, q, units, *weight), tokens, rows, columns,
             weight_bytes=1024, step_bytes=1024,
         )  # fmt: skip
-        return out
-    if tokens <= low_bit.MOST:
-        _many(k, template, (out, q, units, *weight), *sizes)
-        return out
-    for start in range(0, tokens, low_bit.MOST):  # torch._int_mm takes no such rows
-        count = min(low_bit.MOST, tokens - start)
-        part = (t.narrow(0, start, count) for t in (out.view(tokens, rows), q, units))
-        _many(k, template, (*part, *weight), count, rows, columns)
+    elif tokens <= low_bit.MOST:
+        _many(k, template, (out, q, units, *weight), tokens, rows, columns)
+    else:
+        for start in range(0, tokens, low_bit.MOST):  # torch._int_mm takes no such rows
+            count = min(low_bit.MOST, tokens - start)
+            part = (t.narrow(0, start, count) for t in (out.view(tokens, rows), q, units))
+            _many(k, template, (*part, *weight), count, rows, columns)
     return out
 
 

@@ -18,6 +18,7 @@ The op has no gradient. What does not fit raises RuntimeError.
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src import elements
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -115,10 +116,6 @@ def _check(k, v, k_cache, v_cache, slots, k_scale, v_scale):
         )
 
 
-def _dense(x):
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
 def _arguments(k, v, k_cache, v_cache, slots, k_scale, v_scale):
     """Return what the kernels take: tensors, sizes, and strides in elements."""
     scales = [None if scale is None else scale.contiguous() for scale in (k_scale, v_scale)]
@@ -132,37 +129,23 @@ def _arguments(k, v, k_cache, v_cache, slots, k_scale, v_scale):
     )  # fmt: skip
 
 
-def _width(d, rows, caches):
-    """Return how many numbers a thread copies at once: 16 bytes of k, or less."""
-    width = 16 // rows[0].element_size()
-    while width > 1:
-        fits = d % width == 0
-        for x in (*rows, *caches):
-            for i in range(x.dim() - 1):
-                fits = fits and x.stride(i) % width == 0
-            fits = fits and x.data_ptr() % (width * x.element_size()) == 0
-        if fits:
-            return width
-        width = width // 2
-    return 1
-
-
 @kv_cache_append.launch("cuda")
 def _(k_, k, v, k_cache, v_cache, slots, k_scale, v_scale):
     _check(k, v, k_cache, v_cache, slots, k_scale, v_scale)
     if k_.fake:
         return
-    k, v = _dense(k), _dense(v)
-    width = _width(k.shape[2], (k, v), (k_cache, v_cache))
+    k, v = elements.dense_rows(k), elements.dense_rows(v)
+    layouts = ((x, [x.stride(i) for i in range(x.dim() - 1)]) for x in (k, v, k_cache, v_cache))
+    width = elements.width_of((k.shape[2],), *layouts)
     threads = k.numel() // width
     k_.kv_cache_append[
         {
             "T": k.dtype, "C": k_cache.dtype, "S": slots.dtype, "V": width,
-            "I": torch.uint32 if threads < 2**31 else torch.int64,
+            "I": elements.index_for(threads),
         }
     ](
         *_arguments(k, v, k_cache, v_cache, slots, k_scale, v_scale),
-        grid=(threads + BLOCK - 1) // BLOCK, block=BLOCK,
+        grid=elements.blocks(threads, BLOCK), block=BLOCK,
     )  # fmt: skip
 
 

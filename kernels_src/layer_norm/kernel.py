@@ -10,6 +10,7 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
+from jitkern.kernels_src.elements import dense, wide
 
 CUDA = Cuda("layer_norm.cu")
 
@@ -36,29 +37,25 @@ def normed(x, eps):
 def _(x, weight, bias, eps):
     if all(p is None or p.dtype == x.dtype for p in (weight, bias)):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    y, _ = normed(norms.wide(x), eps)
+    y, _ = normed(wide(x), eps)
     if weight is not None:
-        y = y * norms.wide(weight).to(y.dtype)
+        y = y * wide(weight).to(y.dtype)
     if bias is not None:
-        y = y + norms.wide(bias).to(y.dtype)
+        y = y + wide(bias).to(y.dtype)
     return y.to(x.dtype)
-
-
-def _prepared(x, weight, bias, eps):
-    """Return template, arguments, rows and columns."""
-    rows, cols = norms.matrix("layer_norm", x)
-    template = {"T": x.dtype, "W": norms.of_columns("layer_norm", x, weight, bias)}
-    x, weight, bias = x.contiguous(), norms.dense(weight), norms.dense(bias)
-    return template, (torch.empty_like(x), x, weight, bias, eps), rows, cols
 
 
 @layer_norm.launch("cuda")
 def _(k, x, weight, bias, eps):
-    template, args, rows, cols = _prepared(x, weight, bias, eps)
-    tensors = (args[1], args[0], *args[2:4])
-    kernels = k.layer_norm, k.layer_norm_long
-    norms.launch_rows(k, kernels, template, args, rows, cols, tensors)
-    return args[0]
+    rows, cols = norms.matrix("layer_norm", x)
+    template = {"T": x.dtype, "W": norms.of_columns("layer_norm", x, weight, bias)}
+    x, weight, bias = x.contiguous(), dense(weight), dense(bias)
+    out = torch.empty_like(x)
+    norms.launch_rows(
+        k, (k.layer_norm, k.layer_norm_long), template, (out, x, weight, bias, eps),
+        rows, cols, (x, out, weight, bias),
+    )  # fmt: skip
+    return out
 
 
 layer_norm.backward(layer_norm_backward)
@@ -72,56 +69,42 @@ def _(x, weight=None, bias=None, *_):
 
 @layer_norm.samples
 def _(device):
-    for dtype in norms.DTYPES:
-        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
-            weight, bias = (torch.rand(shape[-1], dtype=dtype, device=device) for _ in range(2))
-            yield torch.randn(shape, dtype=dtype, device=device), weight, bias
-    weight, bias = (torch.randn(4096, device=device) for _ in range(2))
-    yield torch.randn(2, 4096, dtype=torch.bfloat16, device=device), weight, bias
-    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)
-    yield (torch.randn(2, 50000, device=device),)
+    yield from norms.samples(device, 1, 2)
 
 
 @layer_norm_backward.reference
 def _(grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
-    n, r = normed(norms.wide(x), eps)
-    g = norms.wide(grad)
+    n, r = normed(wide(x), eps)
+    g = wide(grad)
     dx = dweight = dbias = None
     if needs_weight and weight is not None:
         dweight = (g * n).sum_to_size(weight.shape).to(weight.dtype)
     if needs_bias and bias is not None:
         dbias = g.sum_to_size(bias.shape).to(bias.dtype)
     if needs_x:
-        g = g if weight is None else g * norms.wide(weight).to(g.dtype)
+        g = g if weight is None else g * wide(weight).to(g.dtype)
         dx = r * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
         dx = dx.to(x.dtype)
     return dx, dweight, dbias
 
 
-def _differentiating(grad, x, weight, bias, needs_x, needs_weight, needs_bias):
-    """Return the template, checked, contiguous tensors, and new ones for the results."""
-    norms.matrix("layer_norm_backward", x, grad)
-    template = {"T": x.dtype, "W": norms.of_columns("layer_norm_backward", x, weight, bias)}
-    grad, x, weight = grad.contiguous(), x.contiguous(), norms.dense(weight)
+@layer_norm_backward.launch("cuda")
+def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
+    name = "layer_norm_backward"
+    norms.matrix(name, x, grad)
+    template = {"T": x.dtype, "W": norms.of_columns(name, x, weight, bias)}
+    grad, x, weight = grad.contiguous(), x.contiguous(), dense(weight)
     dx = torch.empty_like(x) if needs_x else None
     dweight = torch.empty_like(weight) if needs_weight and weight is not None else None
     dbias = torch.empty_like(bias) if needs_bias and bias is not None else None
-    return template, (grad, x), weight, (dx, dweight, dbias)
-
-
-@layer_norm_backward.launch("cuda")
-def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
-    template, given, weight, results = _differentiating(
-        grad, x, weight, bias, needs_x, needs_weight, needs_bias
-    )
     kernels = (
         k.layer_norm_backward, k.layer_norm_backward_long, k.layer_norm_backward_sums,
         k.layer_norm_backward_columns, k.layer_norm_backward_total,
     )  # fmt: skip
     norms.launch_backward(
-        k, kernels, template, results[0], results[1:], given, weight, (eps,), statistics=2
+        k, kernels, template, dx, (dweight, dbias), (grad, x), weight, (eps,), statistics=2
     )
-    return results
+    return dx, dweight, dbias
 
 
 @layer_norm_backward.cost

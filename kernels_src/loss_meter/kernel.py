@@ -11,13 +11,12 @@ error does not grow with the number of losses. `state` has six float64 values, a
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src.elements import DTYPES, check_floating
 
 loss_meter_ = kernel(
     "loss_meter_(Tensor loss, Tensor(a!) state) -> ()",
     cuda=Cuda("loss_meter.cu"),
 )
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @loss_meter_.reference
@@ -36,40 +35,29 @@ def _(loss, state):
     state.copy_(torch.where(value.isfinite(), added, skipped))
 
 
-def _check(loss, state):
+@loss_meter_.launch("cuda")
+def _(k, loss, state):
     torch._check(
         loss.numel() == 1,
         lambda: f"loss_meter_: loss must have one element, got shape {tuple(loss.shape)}",
     )
-    torch._check(
-        loss.dtype in DTYPES, lambda: f"loss_meter_: loss must be floating point, got {loss.dtype}"
-    )
+    check_floating("loss_meter_", "loss", loss.dtype)
     torch._check(
         state.dtype == torch.float64 and state.dim() == 1 and state.shape[0] == 6
         and state.is_contiguous(),
         lambda: "loss_meter_: state must be six contiguous float64 values, got "
         f"{state.dtype} of shape {tuple(state.shape)}",
     )  # fmt: skip
-
-
-@loss_meter_.launch("cuda")
-def _(k, loss, state):
-    _check(loss, state)
     k.loss_meter[{"T": loss.dtype}](state, loss, grid=1, block=1)
 
 
 @loss_meter_.samples
 def _(device):
+    state = torch.zeros(6, dtype=torch.float64, device=device)
     for dtype in DTYPES:
         for shape in ((), (1,), (1, 1)):
-            yield (
-                torch.randn(shape, dtype=dtype, device=device),
-                torch.zeros(6, dtype=torch.float64, device=device),
-            )
-    yield (
-        torch.full((), float("nan"), device=device),
-        torch.ones(6, dtype=torch.float64, device=device),
-    )
+            yield torch.randn(shape, dtype=dtype, device=device), state.clone()
+    yield torch.full((), float("nan"), device=device), state + 1
 
 
 @loss_meter_.cost

@@ -3,6 +3,7 @@
 import torch
 
 from jitkern.declare import Cuda, Extension, kernel
+from jitkern.kernels_src.elements import DTYPES, wide
 
 muladd = kernel(
     "muladd(Tensor a, Tensor b, Tensor c) -> Tensor",
@@ -17,8 +18,7 @@ muladd = kernel(
 
 @muladd.reference
 def _(a, b, c):
-    wide = torch.float64 if a.dtype is torch.float64 else torch.float32
-    return torch.addcmul(c.to(wide), a.to(wide), b.to(wide)).to(a.dtype)  # rounded once
+    return torch.addcmul(wide(c), wide(a), wide(b)).to(a.dtype)  # rounded once
 
 
 @muladd.launch("cuda")
@@ -49,7 +49,7 @@ def _(a, b, c):
 
 @muladd.samples
 def _(device):
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    for dtype in DTYPES:
         for shape in ((1000,), (5, 7), (0,)):
             yield tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(3))
     yield tuple(torch.randn(8, 6, device=device).T for _ in range(3))

@@ -3,6 +3,7 @@
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src.elements import blocks, check_floating
 
 nonfinite_flag_tensor_ = kernel(
     "nonfinite_flag_tensor_(Tensor x, Tensor(a!) flag, int code=1) -> ()",
@@ -49,18 +50,17 @@ def _check(name, flag, code):
 
 
 def _template(name, dtype):
-    bits = [bits for each, bits in EXPONENTS if each == dtype]
-    torch._check(len(bits) == 1, lambda: f"{name}: tensors must be floating point, got {dtype}")
-    return {"T": dtype, "EXPONENT": bits[0]}
+    check_floating(name, "tensors", dtype)
+    (bits,) = [bits for each, bits in EXPONENTS if each == dtype]
+    return {"T": dtype, "EXPONENT": bits, "CHUNK": CHUNK}
 
 
 @nonfinite_flag_tensor_.launch("cuda")
 def _(k, x, flag, code):
     _check("nonfinite_flag_tensor_", flag, code)
-    template = {**_template("nonfinite_flag_tensor_", x.dtype), "CHUNK": CHUNK}
+    template = _template("nonfinite_flag_tensor_", x.dtype)
     x, n = x.contiguous(), x.numel()
-    grid = (n + CHUNK - 1) // CHUNK
-    k.nonfinite_flag_tensor[template](flag, x, n, code, grid=grid, block=512)
+    k.nonfinite_flag_tensor[template](flag, x, n, code, grid=blocks(n, CHUNK), block=512)
 
 
 @nonfinite_flag_tensor_.samples
@@ -90,9 +90,8 @@ def _(tensors, flag, code):
 def _(k, tensors, flag, code):
     _check("nonfinite_flag_", flag, code)
     for table in k.tables(tensors, chunk=CHUNK, dense=True):  # one for a dtype
-        template = {**_template("nonfinite_flag_", table.dtype), "CHUNK": CHUNK}
-        kernel_of = k.nonfinite_flag[{**template, "N": table.capacity}]
-        kernel_of(flag, table, code, grid=table.chunks, block=512)
+        template = {**_template("nonfinite_flag_", table.dtype), "N": table.capacity}
+        k.nonfinite_flag[template](flag, table, code, grid=table.chunks, block=512)
 
 
 @nonfinite_flag_.samples
@@ -108,10 +107,8 @@ def _(device):
         bad = some(dtype, torch.float32)
         bad[-1][-1] = float("inf")
         yield bad, _flag(device, 1), 2
-    yield (
-        [torch.randn(8, 6, 2, 2, device=device).to(memory_format=torch.channels_last)],
-        _flag(device),
-    )
+    x = torch.randn(8, 6, 2, 2, device=device).to(memory_format=torch.channels_last)
+    yield [x], _flag(device)
 
 
 @nonfinite_flag_tensor_.cost

@@ -35,6 +35,7 @@ import math
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src import elements
 
 FLOAT8 = torch.float8_e4m3fn
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -68,7 +69,7 @@ paged_decode = kernel(
 
 @paged_decode.reference
 def _(q, k_cache, v_cache, table, seq_lens, scale, softcap, window, slopes, k_scale, v_scale):
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = elements.wide_dtype(q.dtype)
     x = (q if q.dim() == 4 else q.unsqueeze(1)).to(wide)
     batch, q_len, heads, d = x.shape
     pages, page_size, kv_heads = k_cache.shape[:3]
@@ -233,10 +234,10 @@ def _(
     options = scale, softcap, window, slopes, k_scale, v_scale
     d, kv_heads = q.shape[-1], k_cache.shape[2]
     if q.dtype == torch.float32:
-        q = q if q.stride(-1) == 1 else q.contiguous()
+        q = elements.dense_rows(q)
         k.paged_decode_of_floats[{"C": k_cache.dtype, "D": d}](
             out, lse, *_arguments(q, k_cache, v_cache, table, seq_lens, *options), lse.numel(),
-            grid=(lse.numel() + 3) // 4, block=128,
+            grid=elements.blocks(lse.numel(), 4), block=128,
         )  # fmt: skip
         return out, lse
     torch._check(
@@ -248,7 +249,7 @@ def _(
         q = q.clone(memory_format=torch.contiguous_format)
     batch, rows = q.shape[0], q.shape[-2] // kv_heads * (q.shape[1] if q.dim() == 4 else 1)
     eights = 1 if rows <= 8 else 2 if rows <= 16 or d == 256 else 4
-    chunks = (rows + 8 * eights - 1) // (8 * eights)
+    chunks = elements.blocks(rows, 8 * eights)
     tile = 2 * TILE * d * k_cache.element_size()
     stages = max(2, min(8, 24576 // tile))  # 24 KB of a warp are on their way
     of_q = 0 if eights * d < 512 else 8 * eights * d * q.element_size()  # see paged_decode.cu

@@ -10,6 +10,7 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import norms
+from jitkern.kernels_src.elements import wide
 from jitkern.kernels_src.rms_norm.kernel import kind_of, quantized
 
 quantize_rowwise = kernel(
@@ -18,27 +19,21 @@ quantize_rowwise = kernel(
 )
 
 
-def _prepared(x, dtype):
-    """Return what a kernel gets: template, results and x, rows and columns."""
-    rows, cols = norms.matrix("quantize_rowwise", x)
-    template = {"T": x.dtype, "Q": kind_of("quantize_rowwise", dtype)}
-    out = torch.empty(x.shape, dtype=template["Q"], device=x.device)
-    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    return template, (out, scale, x.contiguous()), rows, cols
-
-
 @quantize_rowwise.reference
 def _(x, dtype):
     kind_of("quantize_rowwise", dtype)
-    return quantized(norms.wide(x), dtype)
+    return quantized(wide(x), dtype)
 
 
 @quantize_rowwise.launch("cuda")
 def _(k, x, dtype):
-    template, args, rows, cols = _prepared(x, dtype)
+    rows, cols = norms.matrix("quantize_rowwise", x)
+    kind = kind_of("quantize_rowwise", dtype)
+    out, scale = norms.quantized_results(x, kind)
+    x = x.contiguous()
     kernels = k.quantize_rowwise, k.quantize_rowwise_long
-    norms.launch_rows(k, kernels, template, args, rows, cols, args[2:])
-    return args[0], args[1]
+    norms.launch_rows(k, kernels, {"T": x.dtype, "Q": kind}, (out, scale, x), rows, cols, (x,))
+    return out, scale
 
 
 @quantize_rowwise.cost

@@ -9,6 +9,7 @@ import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import norms
+from jitkern.kernels_src.elements import dense, wide
 
 CPU = Cpp("rms_norm.cpp", native=True, openmp=True)
 LEAST = 2.0**-126  # of the units of quantized rows but 0: the reciprocal is finite, too
@@ -35,9 +36,9 @@ rms_norm_quantized = kernel(
 
 def reference(x, weight, eps, offset):
     """Return the norm in float32 or float64, unrounded."""
-    x = norms.wide(x)
+    x = wide(x)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return x if weight is None else x * (norms.wide(weight).to(x.dtype) + offset)
+    return x if weight is None else x * (wide(weight).to(x.dtype) + offset)
 
 
 def quantized(y, dtype):
@@ -73,7 +74,7 @@ def _(x, weight, eps, offset):
 def _(k, x, weight, eps, offset):
     rows, cols = norms.matrix("rms_norm", x)
     w = norms.of_columns("rms_norm", x, weight)
-    x, weight = x.contiguous(), norms.dense(weight)
+    x, weight = x.contiguous(), dense(weight)
     out = torch.empty_like(x)
     norms.launch_rows(
         k, (k.rms_norm, k.rms_norm_long), {"T": x.dtype, "W": w}, (out, x, weight, eps, offset),
@@ -86,7 +87,7 @@ def _(k, x, weight, eps, offset):
 def _(k, x, weight, eps, offset):
     rows, cols = norms.matrix("rms_norm", x)
     w = norms.of_columns("rms_norm", x, weight)
-    x, weight = x.contiguous(), norms.dense(weight)
+    x, weight = x.contiguous(), dense(weight)
     out = torch.empty_like(x)
     k.rms_norm[{"T": x.dtype, "W": w}](out, x, weight, eps, offset, rows, cols)
     return out
@@ -102,40 +103,28 @@ def _(x, weight=None, *_):  # a square and a sum, two products
 
 @rms_norm.samples
 def _(device):
-    for dtype in norms.DTYPES:
-        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
-            x = torch.randn(shape, dtype=dtype, device=device)
-            yield x, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
-    x = torch.randn(2, 4096, dtype=torch.bfloat16, device=device)
-    yield x, torch.randn(4096, device=device)
-    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)
-    yield (torch.randn(2, 50000, device=device),)
+    yield from norms.samples(device, 1, 1, rest=(1e-5, 1.0))
 
 
 @rms_norm_backward.reference
 def _(grad, x, weight, more, eps, offset, needs_x, needs_weight):
-    wide, g = norms.wide(x), norms.wide(grad)
-    r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    normed = wide * r
+    x_, g = wide(x), wide(grad)
+    r = torch.rsqrt(x_.square().mean(-1, keepdim=True) + eps)
+    normed = x_ * r
     dx = dweight = None
     if needs_weight and weight is not None:
         dweight = (g * normed).sum_to_size(weight.shape).to(weight.dtype)
     if needs_x:
-        g = g if weight is None else g * (norms.wide(weight).to(g.dtype) + offset)
+        g = g if weight is None else g * (wide(weight).to(g.dtype) + offset)
         dx = r * (g - normed * (g * normed).mean(-1, keepdim=True))
-        dx = (dx if more is None else dx + norms.wide(more)).to(x.dtype)
+        dx = (dx if more is None else dx + wide(more)).to(x.dtype)
     return dx, dweight
 
 
 def _prepared(grad, x, weight, more, needs_x, needs_weight):
     """Return checked, contiguous tensors, and new ones for the results."""
     norms.matrix("rms_norm_backward", x, grad, *(() if more is None else (more,)))
-    grad, x, weight, more = (
-        grad.contiguous(),
-        x.contiguous(),
-        norms.dense(weight),
-        norms.dense(more),
-    )
+    grad, x, weight, more = (dense(t) for t in (grad, x, weight, more))
     dx = torch.empty_like(x) if needs_x else None
     dweight = torch.empty_like(weight) if needs_weight and weight is not None else None
     return (grad, x, more), weight, dx, dweight
@@ -184,16 +173,6 @@ def _(device):
     yield grad, x, weight, None, 1e-6, 0.0, False, True
 
 
-def _quantizing(name, x, weight, eps, offset, dtype):
-    """Return what a kernel gets: template, results and arguments, rows and columns."""
-    rows, cols = norms.matrix(name, x)
-    template = {"T": x.dtype, "W": norms.of_columns(name, x, weight), "Q": kind_of(name, dtype)}
-    x, weight = x.contiguous(), norms.dense(weight)
-    out = torch.empty(x.shape, dtype=template["Q"], device=x.device)
-    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    return template, (out, scale, x, weight, eps, offset), rows, cols
-
-
 @rms_norm_quantized.reference
 def _(x, weight, eps, offset, dtype):
     kind_of("rms_norm_quantized", dtype)
@@ -202,10 +181,16 @@ def _(x, weight, eps, offset, dtype):
 
 @rms_norm_quantized.launch("cuda")
 def _(k, x, weight, eps, offset, dtype):
-    template, args, rows, cols = _quantizing("rms_norm_quantized", x, weight, eps, offset, dtype)
-    kernels = k.rms_norm_quantized, k.rms_norm_quantized_long
-    norms.launch_rows(k, kernels, template, args, rows, cols, (args[2], args[3], args[0]))
-    return args[0], args[1]
+    name = "rms_norm_quantized"
+    rows, cols = norms.matrix(name, x)
+    template = {"T": x.dtype, "W": norms.of_columns(name, x, weight), "Q": kind_of(name, dtype)}
+    out, scale = norms.quantized_results(x, template["Q"])
+    x, weight = x.contiguous(), dense(weight)
+    norms.launch_rows(
+        k, (k.rms_norm_quantized, k.rms_norm_quantized_long), template,
+        (out, scale, x, weight, eps, offset), rows, cols, (x, weight, out),
+    )  # fmt: skip
+    return out, scale
 
 
 @rms_norm_quantized.cost
@@ -216,11 +201,4 @@ def _(x, weight=None, *_):
 
 @rms_norm_quantized.samples
 def _(device):
-    for dtype in norms.DTYPES:
-        for shape in ((4, 33), (2, 3, 40), (2, 1), (0, 8)):
-            x = torch.randn(shape, dtype=dtype, device=device)
-            yield x, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
-    for dtype in norms.DTYPES:
-        x, weight = (torch.randn(*size, 32, dtype=dtype, device=device) for size in ((4,), ()))
-        yield x, weight, 1e-5, 1.0, "float8_e4m3fn"
-    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)
+    yield from norms.quantized_samples(device, 1)

@@ -25,6 +25,7 @@ last dimension must be dense, and has no gradient. What does not fit raises Runt
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src import elements
 
 CUDA = Cuda("rope.cu", strided=True)
 
@@ -49,7 +50,6 @@ rope_ = kernel(
     prewarm=PREWARM,
 )
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 BLOCK = 128
 
 
@@ -57,7 +57,7 @@ BLOCK = 128
 
 
 def _turned(x, cos, sin, positions, interleaved, inverse):
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = elements.wide_dtype(x.dtype)
     rows, half = cos.shape
     if positions is None:
         cos, sin = cos[: x.shape[-3]], sin[: x.shape[-3]]
@@ -103,7 +103,7 @@ def _check(name, q, k, cos, sin, positions):
         ),
     )
     torch._check(
-        q.dtype in DTYPES and k.dtype == q.dtype,
+        q.dtype in elements.DTYPES and k.dtype == q.dtype,
         lambda: (
             f"{name}: q and k must be floating point and of one dtype, got {q.dtype} and {k.dtype}"
         ),
@@ -162,57 +162,33 @@ def _strides(x):
     return x.stride(0) if x.dim() == 4 else 0, x.stride(-3), x.stride(-2)
 
 
-def _rows_dense(x):
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _width(every, tables, half, d):
-    """Return how many numbers of a tensor a vector has: as many as 16 bytes, or less."""
-    size, table_size = every[0].element_size(), tables[0].element_size()
-    width = 16 // size
-    while width > 1:
-        in_table = min(16, width * table_size)
-        fits = half % width == 0 and (d - 2 * half) % width == 0
-        for x in every:
-            for stride in _strides(x):
-                fits = fits and stride % width == 0
-            fits = fits and x.data_ptr() % (width * size) == 0
-        for table in tables:
-            fits = fits and table.stride(0) * table_size % in_table == 0
-            fits = fits and table.data_ptr() % in_table == 0
-        if fits:
-            return width
-        width = width // 2
-    return 1
-
-
-def _types(q, cos, positions, interleaved, in_place):
-    return {
-        "T": q.dtype, "C": cos.dtype, "P": torch.int64 if positions is None else positions.dtype,
-        "INTERLEAVED": interleaved, "IN_PLACE": in_place,
-    }  # fmt: skip
-
-
 def _fill(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
     if k_.fake:
         return
     d, half = q.shape[-1], cos.shape[1]
-    width = _width((q, k), (cos, sin), half, d)
-    columns = half // width + (d - 2 * half + 2 * width - 1) // (2 * width)
+    width = elements.width_of(
+        (half, d - 2 * half),
+        *((x, _strides(x)) for x in (q, k)), *((table, (table.stride(0),)) for table in (cos, sin)),
+    )  # fmt: skip
+    columns = half // width + elements.blocks(d - 2 * half, 2 * width)
     tokens = (q.shape[0] if q.dim() == 4 else 1) * q.shape[-3]
     threads = tokens * (q.shape[-2] + k.shape[-2]) * columns
-    index = torch.uint32 if threads < 2**31 else torch.int64
-    types = _types(q, cos, positions, interleaved, in_place)
-    k_.rope[{**types, "I": index, "V": width}](
+    index = torch.int64 if positions is None else positions.dtype
+    k_.rope[
+        {
+            "T": q.dtype, "C": cos.dtype, "P": index, "INTERLEAVED": interleaved,
+            "IN_PLACE": in_place, "I": elements.index_for(threads), "V": width,
+        }
+    ](
         q_out, k_out, *_arguments(q, k, cos, sin, positions, inverse),
-        grid=(threads + BLOCK - 1) // BLOCK, block=BLOCK,
+        grid=elements.blocks(threads, BLOCK), block=BLOCK,
     )  # fmt: skip
 
 
 @rope.launch("cuda")
 def _(k_, q, k, cos, sin, *rest):
     _check("rope", q, k, cos, sin, rest[0])
-    q, k, cos, sin = _rows_dense(q), _rows_dense(k), _rows_dense(cos), _rows_dense(sin)
+    q, k, cos, sin = (elements.dense_rows(x) for x in (q, k, cos, sin))
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     _fill(k_, q_out, k_out, q, k, cos, sin, *rest, False)
@@ -238,7 +214,8 @@ def _(k_, q, k, cos, sin, *rest):
                     "elements share memory"
                 ),
             )
-    _fill(k_, q, k, q, k, _rows_dense(cos), _rows_dense(sin), *rest, True)
+    cos, sin = elements.dense_rows(cos), elements.dense_rows(sin)
+    _fill(k_, q, k, q, k, cos, sin, *rest, True)
 
 
 @rope.backward
@@ -264,13 +241,11 @@ def _tables(rows, half, dtype, device):
 
 
 def _samples(device):
-    for dtype in DTYPES:
-        table = torch.float64 if dtype == torch.float64 else torch.float32
+    for dtype in elements.DTYPES:
+        table = elements.wide_dtype(dtype)
         for batch, seq, q_heads, k_heads, d, half in (
-            (2, 5, 4, 2, 32, 16),
-            (1, 3, 1, 1, 3, 1),
-            (2, 0, 2, 1, 8, 4),
-        ):
+            (2, 5, 4, 2, 32, 16), (1, 3, 1, 1, 3, 1), (2, 0, 2, 1, 8, 4),
+        ):  # fmt: skip
             q = torch.randn(batch, seq, q_heads, d, dtype=dtype, device=device)
             k = torch.randn(batch, seq, k_heads, d, dtype=dtype, device=device)
             yield q, k, *_tables(8, half, table, device)

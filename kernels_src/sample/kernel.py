@@ -16,6 +16,7 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.kernels_src import groups
+from jitkern.kernels_src.elements import blocks
 
 CUDA = Cuda("sample.cu", strided=True)
 FILTERS = (
@@ -44,6 +45,9 @@ WEIGHTS = 1281  # bins of sample.cu
 # ------------------------------------------------------------------ the rule in PyTorch
 
 _LOW = 0xFFFFFFFF
+POWER = (  # a polynomial for 2^f, see rule.h
+    "0x1.5bbap-10", "0x1.3cea88p-7", "0x1.c6b754p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "1",
+)  # fmt: skip
 
 
 def _halves(x):
@@ -67,6 +71,26 @@ def _high_product(x, y):
     return a * c + bc[0] + ad[0] + (_halves(b * d)[0] + bc[1] + ad[1] >> 32)
 
 
+def _fused(a, b, c):
+    """Return a * b + c of float32, rounded once."""
+    product = a.double() * b
+    total = product + c  # may be half way between two of float32 because it was rounded itself
+    lost = product - (total - (total - product)) + (c - (total - product))
+    nearer = torch.nextafter(total, lost.sign() * math.inf)
+    half = (total.view(torch.int64) & 0x1FFFFFFF) == 0x10000000
+    return torch.where(half & (lost != 0), nearer, total).float()
+
+
+def weights(t):
+    """Return the weights of exponents as rule.h computes them, bit for bit."""
+    shifted = t.clamp(min=-40) + 12582912.0
+    whole = shifted - 12582912.0
+    y, f = torch.full_like(t, float.fromhex(POWER[0])), t.clamp(min=-40) - whole
+    for factor in POWER[1:]:
+        y = _fused(y, f, float.fromhex(factor))
+    return torch.where(t >= -40, torch.ldexp(y.double(), whole + 40), 0.0).to(torch.int64)
+
+
 def _kept(logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
     """Return order, kept and cumulative weights, of each row in descending order."""
     rows, columns = logits.shape
@@ -82,8 +106,9 @@ def _kept(logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top
     top_k = torch.where(temperature > 0, torch.where(top_k > 0, top_k, columns), 1)
     v, order = logits.float().sort(dim=-1, descending=True, stable=True)
     most = v[:, :1]
-    t = (v.double() - most) * (math.log2(math.e) / temperature.double())
-    weight = torch.where(t >= -40, torch.exp2(t + 40).floor(), 0.0).to(torch.int64)
+    factor = torch.full_like(temperature, 1.44269504) / temperature
+    factor = torch.where((temperature > 0) & (factor < 3e38), factor, 3e38)
+    weight = weights((v - most) * factor)
     weight = torch.where((v == most) | (v.isnan() & most.isnan()), 1 << 40, weight)
     kept = torch.arange(columns, device=logits.device) < top_k
     reached = torch.where(kept, weight, 0).cumsum(-1)
@@ -209,7 +234,7 @@ def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_
     last = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _select(k, False, last, logits, temperature, top_k, top_p, by_row, None, None)
     out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
-    chunks = (columns + 4095) // 4096
+    chunks = blocks(columns, 4096)
     k.keep_until[{"T": logits.dtype}](
         out, logits, last, logits.stride(0), columns, chunks, grid=rows * chunks, block=256
     )

@@ -1,4 +1,4 @@
-// The arithmetic of sampling: bit for bit the same on GPUs and CPUs, so that both draw the same token.
+// The arithmetic of sampling: bit for bit that of the reference, so that GPUs and CPUs draw the same token.
 //
 // An element of a row whose largest value is m has the weight floor(2^40 * 2^t), t = (v - m) * log2(e) / T,
 // where t >= -40, else 0: an integer, so that sums do not depend on their order. 2^t is a polynomial
@@ -6,24 +6,10 @@
 #pragma once
 #include "ranked.h"
 
-#ifdef __CUDACC__
 namespace jitkern {
-ON_BOTH float multiplied(float a, float b) { return __fmul_rn(a, b); }
-ON_BOTH float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-ON_BOTH unsigned long long high_product(unsigned long long a, unsigned long long b) { return __umul64hi(a, b); }
-}  // namespace jitkern
-#else
-#include <cmath>
-namespace jitkern {
-ON_BOTH float multiplied(float a, float b) { return a * b; }
-ON_BOTH float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-ON_BOTH unsigned long long high_product(unsigned long long a, unsigned long long b) {
-  return (unsigned long long)((unsigned __int128)a * b >> 64);
-}
-}  // namespace jitkern
-#endif
-
-namespace jitkern {
+ON_GPU float multiplied(float a, float b) { return __fmul_rn(a, b); }
+ON_GPU float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+ON_GPU unsigned long long high_product(unsigned long long a, unsigned long long b) { return __umul64hi(a, b); }
 
 struct Scale {
   float most;     // the largest value of the row
@@ -31,7 +17,7 @@ struct Scale {
   bool finite;    // whether it is
   float factor;   // log2(e) / temperature, finite
 };
-ON_BOTH Scale scale_of(unsigned rank, float temperature) {
+ON_GPU Scale scale_of(unsigned rank, float temperature) {
   const float most = value_of(rank), factor = 1.44269504f / temperature, large = 3e38f;
   return {most, rank, most - most == 0, temperature > 0 && factor < large ? factor : large};
 }
@@ -39,11 +25,11 @@ ON_BOTH Scale scale_of(unsigned rank, float temperature) {
 constexpr float LEAST = -40;  // the exponent of a weight of 1
 
 // The exponent t of an element; below LEAST, or NaN, where it has no weight.
-ON_BOTH float exponent_of(float v, const Scale &s) {
+ON_GPU float exponent_of(float v, const Scale &s) {
   return s.finite ? multiplied(v - s.most, s.factor) : rank_of(v) == s.rank ? 0.f : LEAST - 1;
 }
 // 2^(t + 40), for t from LEAST to 0.
-ON_BOTH float power_of(float t) {
+ON_GPU float power_of(float t) {
   const float shifted = t + 12582912.f;  // 1.5 * 2^23: the last bits are t, rounded to an integer
   const float f = t - (shifted - 12582912.f);
   float y = 0x1.5bbap-10f;
@@ -55,20 +41,20 @@ ON_BOTH float power_of(float t) {
   return float_of(bits_of(y) + ((bits_of(shifted) - 0x4b400000u + 40) << 23));
 }
 // The number of octaves of `per` to an octave that an element lies below the largest, rounded.
-ON_BOTH int octaves_of(float t, float per) { return int(bits_of(fused(t, -per, 12582912.f)) - 0x4b400000u); }
-ON_BOTH unsigned long long weight_of(float t) { return t >= LEAST ? (unsigned long long)power_of(t) : 0; }
+ON_GPU int octaves_of(float t, float per) { return int(bits_of(fused(t, -per, 12582912.f)) - 0x4b400000u); }
+ON_GPU unsigned long long weight_of(float t) { return t >= LEAST ? (unsigned long long)power_of(t) : 0; }
 
 // Whether top-p may drop anything. A NaN counts as 0, which keeps the largest alone.
-ON_BOTH bool drops(float p) { return !(p >= 1); }
+ON_GPU bool drops(float p) { return !(p >= 1); }
 // The least sum of weights that reaches the share p of all: that of the smallest prefix to keep.
-ON_BOTH unsigned long long needed(float p, unsigned long long all) {
+ON_GPU unsigned long long needed(float p, unsigned long long all) {
   const double least = ceil(double(p) * double(all));
   const unsigned long long sum = least >= 1 ? (unsigned long long)least : 1;
   return sum < all ? sum : all;
 }
 
 // 64 random bits: Philox 4x32-10 (Salmon et al. 2011) of one counter, for each row a subsequence.
-ON_BOTH unsigned long long random_bits(unsigned long long seed, unsigned long long offset, unsigned long long row) {
+ON_GPU unsigned long long random_bits(unsigned long long seed, unsigned long long offset, unsigned long long row) {
   unsigned a = unsigned(offset), b = unsigned(offset >> 32), c = unsigned(row), d = unsigned(row >> 32);
   unsigned k = unsigned(seed), l = unsigned(seed >> 32);
   for (int round = 0; round < 10; round++) {

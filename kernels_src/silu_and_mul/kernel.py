@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional
 
 from jitkern.declare import Cuda, kernel
+from jitkern.kernels_src import elements
 
 CUDA = Cuda("gated.cu", strided=True)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SHAPES = ((4, 32), (3, 5, 14), (4, 0))
 BLOCK = 128
 
@@ -34,7 +34,8 @@ def _rows(x):
 
 def _check(name, gate_up):
     torch._check(
-        gate_up.dtype in DTYPES, lambda: f"{name}: it takes floating point, got {gate_up.dtype}"
+        gate_up.dtype in elements.DTYPES,
+        lambda: f"{name}: it takes floating point, got {gate_up.dtype}",
     )
     torch._check(
         gate_up.dim() >= 1 and gate_up.shape[-1] % 2 == 0,
@@ -45,46 +46,28 @@ def _check(name, gate_up):
     )
 
 
-def _geometry(tensors, steps, rows, width, number):
-    """Return the template arguments, the threads, and how many of them a row has.
-
-    A thread takes 16 bytes of each tensor where they lie so, or less.
-    """
-    size = tensors[0].element_size()
-    vector = 16 // size
-    while vector > 1:
-        fits = width % vector == 0
-        for step in steps:
-            fits = fits and step % vector == 0
-        for x in tensors:
-            fits = fits and x.data_ptr() % (vector * size) == 0
-        if fits:
-            break
-        vector = vector // 2
+def _geometry(layouts, rows, width, number):
+    """Return the template arguments, the threads, and how many of them a row has."""
+    x, _ = layouts[0]
+    vector = elements.width_of((width,), *layouts)
     n = rows * (width // vector)
-    index = torch.uint32 if n < 2**31 else torch.int64
-    return {"T": tensors[0].dtype, "I": index, "V": vector, "KIND": number}, n, width // vector
+    template = {"T": x.dtype, "I": elements.index_for(n), "V": vector, "KIND": number}
+    return template, n, width // vector
 
 
-def _prepared(name, gate_up):
+def _forward(k, gate_up, name, number):
     _check(name, gate_up)
     gate_up, rows, step = _rows(gate_up)
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
-    return gate_up, out, rows, width, step
-
-
-def _forward_cuda(k, gate_up, name, number):
-    gate_up, out, rows, width, step = _prepared(name, gate_up)
     if k.fake:
         return out
-    template, n, width = _geometry((gate_up,), (step,), rows, width, number)
-    grid = (n + BLOCK - 1) // BLOCK
-    k.gated[template](out, gate_up, n, width, step, grid=grid, block=BLOCK)
+    template, n, width = _geometry([(gate_up, (step,))], rows, width, number)
+    k.gated[template](out, gate_up, n, width, step, grid=elements.blocks(n, BLOCK), block=BLOCK)
     return out
 
 
-def _prepared_backward(name, grad, gate_up):
+def _backward(k, grad, gate_up, name, number):
     _check(name, gate_up)
     gate_up, rows, step = _rows(gate_up)
     width = gate_up.shape[-1] // 2
@@ -98,22 +81,18 @@ def _prepared_backward(name, grad, gate_up):
     )
     grad, _, grad_step = _rows(grad)
     out = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
-    return grad, gate_up, out, rows, width, step, grad_step
-
-
-def _backward_cuda(k, grad, gate_up, name, number):
-    grad, gate_up, out, rows, width, step, grad_step = _prepared_backward(name, grad, gate_up)
     if k.fake:
         return out
-    template, n, width = _geometry((gate_up, grad), (step, grad_step), rows, width, number)
+    layouts = (gate_up, (step,)), (grad, (grad_step,))
+    template, n, width = _geometry(layouts, rows, width, number)
     k.gated_backward[template](
-        out, grad, gate_up, n, width, step, grad_step, grid=(n + BLOCK - 1) // BLOCK, block=BLOCK
+        out, grad, gate_up, n, width, step, grad_step, grid=elements.blocks(n, BLOCK), block=BLOCK
     )
     return out
 
 
 def _samples(device, shapes):
-    for dtype in DTYPES:
+    for dtype in elements.DTYPES:
         for shape in shapes:
             yield (torch.randn(shape, dtype=dtype, device=device),)
     yield (torch.randn(0, 8, device=device),)
@@ -125,8 +104,7 @@ def _samples(device, shapes):
 
 def _in_wide(function, *tensors):
     """Call the function in float32, or float64, and round its result once."""
-    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    return function(*(x.to(wide) for x in tensors)).to(tensors[0].dtype)
+    return function(*map(elements.wide, tensors)).to(tensors[0].dtype)
 
 
 def _silu_slope(x):
@@ -173,8 +151,8 @@ def _declared(activation, number, f, slope):
     forward.reference(lambda gate_up: _in_wide(in_torch, gate_up))
     backward.reference(lambda grad, gate_up: _in_wide(gradient_in_torch, grad, gate_up))
     back = f"{name}_backward"
-    forward.launch("cuda")(lambda k, gate_up: _forward_cuda(k, gate_up, name, number))
-    backward.launch("cuda")(lambda k, grad, x: _backward_cuda(k, grad, x, back, number))
+    forward.launch("cuda")(lambda k, gate_up: _forward(k, gate_up, name, number))
+    backward.launch("cuda")(lambda k, grad, x: _backward(k, grad, x, back, number))
     forward.backward(backward)
     shapes = SHAPES if activation == "silu" else SHAPES[:1]  # one kernel for all
     forward.samples(lambda device: _samples(device, shapes))

@@ -10,7 +10,8 @@ normalizer (Milakov & Gimelshein 2018). Backward, from the output:
 import torch
 
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
-from jitkern.kernels_src import norms, rows as forms
+from jitkern.kernels_src import rows as forms
+from jitkern.kernels_src.elements import DTYPES, blocks, wide
 
 CPU = Cpp("softmax.cpp", native=True, openmp=True)
 
@@ -36,13 +37,10 @@ log_softmax_backward = kernel(
     cuda=Cuda("softmax.cu"),
 )
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 def _checked(name, x, dim):
     """Return the contiguous tensor, and its rows, columns and distance of a row's elements."""
     d = forms.axis(name, x, dim)
-    torch._check(x.dtype in DTYPES, lambda: f"{name}: x must be floating point, got {x.dtype}")
     return x.contiguous(), *forms.matrix(x, d)
 
 
@@ -69,9 +67,9 @@ def _on_gpu(k, kernels, template, tensors, scale, rows, cols, inner):
     on_chip, long, strided = kernels
     template = {"T": tensors[0].dtype, **template}
     if inner != 1 or template.get("SIGN") == 0:
-        blocks = rows * ((inner + 31) // 32)
+        grid, block = rows * blocks(inner, 32), 32 * forms.DEPTH
         template |= {"DEPTH": forms.DEPTH}
-        strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
+        strided[template](*tensors, scale, cols, inner, grid=grid, block=block)
         return
     args, inputs = (*tensors, scale), len(tensors) - 1
     forms.launch(k, (on_chip, long), template, args, rows, cols, tensors, inputs=inputs)
@@ -135,8 +133,7 @@ def _(x, dim, scale):
 
 @log_softmax.reference
 def _(x, dim, scale):
-    wide = norms.wide(x)
-    return torch.log_softmax(wide if scale == 1 else wide * scale, dim).to(x.dtype)
+    return torch.log_softmax(wide(x) if scale == 1 else wide(x) * scale, dim).to(x.dtype)
 
 
 @softmax_backward.reference
@@ -146,8 +143,8 @@ def _(grad, out, dim, scale):
 
 @log_softmax_backward.reference
 def _(grad, out, dim, scale):
-    g = norms.wide(grad)
-    return (scale * (g - norms.wide(out).exp() * g.sum(dim, keepdim=True))).to(out.dtype)
+    g = wide(grad)
+    return (scale * (g - wide(out).exp() * g.sum(dim, keepdim=True))).to(out.dtype)
 
 
 softmax.backward(softmax_backward)

@@ -9,7 +9,8 @@ import math
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.kernels_src import groups
+from jitkern.kernels_src import groups, norms
+from jitkern.kernels_src.elements import DTYPES, blocks
 
 topk = kernel(
     "topk(Tensor x, int k) -> (Tensor values, Tensor indices)",
@@ -21,7 +22,6 @@ topk = kernel(
     ],
 )
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 COLUMNS = 1 << 30
 SHORT = 256  # columns of a row that a warp sorts
 MOST = 2048  # elements that the kernel for GPUs finds in a row; PyTorch sorts for more
@@ -36,20 +36,6 @@ def _(x, k):
     )
 
 
-def _checked(x, k):
-    torch._check(x.dim() >= 1, lambda: f"topk: x needs at least one dimension, got {x.dim()}")
-    torch._check(x.dtype in DTYPES, lambda: f"topk: x must be floating point, got {x.dtype}")
-    columns = x.shape[-1]
-    torch._check(
-        0 <= k <= columns, lambda: f"topk: k must be from 0 to the row's {columns} numbers, got {k}"
-    )
-    torch._check(columns <= COLUMNS, lambda: f"topk: a row may have {COLUMNS} numbers")
-    shape = (*x.shape[:-1], k)
-    values = torch.empty(shape, dtype=x.dtype, device=x.device)
-    indices = torch.empty(shape, dtype=torch.int64, device=x.device)
-    return x.contiguous(), math.prod(x.shape[:-1]), columns, values, indices
-
-
 def _by_sorting(x, count):
     """Return the result from a sort of whole numbers, which order NaN and both zeros alike."""
     bits = (x.double() + 0.0).view(torch.int64)  # -0 + 0 is 0
@@ -62,7 +48,16 @@ def _by_sorting(x, count):
 
 @topk.launch("cuda")
 def _(k, x, count):
-    x, rows, columns, values, indices = _checked(x, count)
+    rows, columns = norms.matrix("topk", x)
+    torch._check(
+        0 <= count <= columns,
+        lambda: f"topk: k must be from 0 to the row's {columns} numbers, got {count}",
+    )
+    torch._check(columns <= COLUMNS, lambda: f"topk: a row may have {COLUMNS} numbers")
+    shape = (*x.shape[:-1], count)
+    values = torch.empty(shape, dtype=x.dtype, device=x.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=x.device)
+    x = x.contiguous()
     if k.fake:
         return values, indices
     if x.dtype == torch.float64 or count > MOST:
@@ -72,15 +67,9 @@ def _(k, x, count):
         while 32 * each < columns:
             each *= 2
         k.topk_short[{"T": x.dtype, "E": each}](
-            values,
-            indices,
-            x,
-            rows,
-            columns,
-            count,
-            grid=(rows + 7) // 8 if count else 0,
-            block=256,
-        )
+            values, indices, x, rows, columns, count,
+            grid=blocks(rows, 8) if count else 0, block=256,
+        )  # fmt: skip
         return values, indices
     shift, chunks = groups.grouping(columns, x.element_size(), count)
     rows = rows if count else 0

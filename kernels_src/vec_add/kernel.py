@@ -3,6 +3,7 @@
 import torch
 
 from jitkern.declare import Cpp, Cuda, Triton, kernel
+from jitkern.kernels_src.elements import DTYPES
 
 vec_add = kernel(
     "vec_add(Tensor x, Tensor y) -> Tensor",
@@ -54,7 +55,7 @@ def _(x, y):
 
 @vec_add.samples
 def _(device):
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    for dtype in DTYPES:
         for shape in ((1024,), (3, 1001), (0,), ()):
             yield (
                 torch.randn(shape, dtype=dtype, device=device),

@@ -13,7 +13,7 @@ are those of warpgroups.
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.kernels_src import int4, low_bit
+from jitkern.kernels_src import elements, int4, low_bit
 
 # Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: stages, and blocks of a multiprocessor.
 # The last two are faster with x in the order of the stages, by a kernel before, from LEAST_ORDERED
@@ -70,7 +70,7 @@ def _checked(x, qweight, scale, zero, bias):
         ),
     )
     torch._check(
-        qweight.shape[0] == (rows + 15) // 16,
+        qweight.shape[0] == elements.blocks(rows, 16),
         lambda: (
             f"w4a16_linear: qweight has {qweight.shape[0]} tiles of 16 rows, which does not fit "
             f"the {rows} columns of scale"
@@ -83,15 +83,13 @@ def _checked(x, qweight, scale, zero, bias):
             f"{tuple(scale.shape)} of scale, got {zero.dtype} {tuple(zero.shape)}"
         ),
     )
-    name = "w4a16_linear"
-    tokens = low_bit.tokens_of(name, x, columns, ("scale", scale), ("bias", bias))
-    low_bit.check_bias(name, bias, rows)
+    tokens = low_bit.tokens_of("w4a16_linear", x, columns, rows, ("scale", scale), ("bias", bias))
     return tokens, rows, columns, 128 if groups * 128 == columns else 64
 
 
 @w4a16_linear.reference
 def _(x, qweight, scale, zero, bias):
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = elements.wide_dtype(x.dtype)
     y = x.to(wide) @ int4.values(qweight, scale, zero, wide).T
     return (y if bias is None else y + bias).to(x.dtype)
 
@@ -113,7 +111,7 @@ def _by_warpgroups(k, dtype, kind, args, tokens, rows, columns):
     # As `WideStage` has it: two groups of weights, scales, zeros, and columns of x. Then barriers.
     column = 128 * of_tokens + (0 if ordered else 16)
     stage = 2 * (width * (64 + 2 + zero_bytes) + 16 * column)
-    blocks, stages = (rows + width - 1) // width, columns // 256
+    blocks, stages = elements.blocks(rows, width), columns // 256
     grid = min(at_once * k.multiprocessors, blocks * stages)
     partial, counters = None, None
     if blocks % grid:
@@ -136,9 +134,10 @@ def _(k, x, qweight, scale, zero, bias):
     template = {"T": x.dtype, "GROUP": group, "ZEROS": kind}
     weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero)
     if tokens > low_bit.MOST or x.dtype == torch.float32:
-        grid = (qweight.shape[0] * qweight.shape[1] + 7) // 8
-        write = k.dequantize_int4[template]
-        return low_bit.by_torch(write, x, rows, columns, weight, bias, grid=grid, block=256)
+        return low_bit.by_torch(
+            k.dequantize_int4[template], x, rows, columns, weight, bias,
+            grid=elements.blocks(qweight.shape[0] * qweight.shape[1], 8), block=256,
+        )  # fmt: skip
     out = low_bit.result(x, rows)
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
     if (

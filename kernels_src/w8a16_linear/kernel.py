@@ -7,7 +7,7 @@ weight is written out in the dtype of x, which rounds it, and PyTorch multiplies
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.kernels_src import low_bit
+from jitkern.kernels_src import elements, low_bit
 
 w8a16_linear = kernel(
     "w8a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
@@ -18,31 +18,23 @@ w8a16_linear = kernel(
 
 @w8a16_linear.reference
 def _(x, qweight, scale, bias):
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = elements.wide_dtype(x.dtype)
     y = (x.to(wide) @ qweight.to(wide).T) * scale.to(wide)
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _prepared(x, qweight, scale, bias):
-    """Return checked, contiguous arguments; and tokens, rows and columns."""
-    rows, columns = low_bit.check_int8("w8a16_linear", x, qweight, scale)
-    tokens = low_bit.tokens_of("w8a16_linear", x, columns, ("bias", bias))
-    low_bit.check_bias("w8a16_linear", bias, rows)
-    return tuple(map(low_bit.aligned, (x, qweight, scale, bias))), tokens, rows, columns
-
-
 @w8a16_linear.launch("cuda")
 def _(k, x, qweight, scale, bias):
-    (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
+    tokens, rows, columns = low_bit.check_int8("w8a16_linear", x, qweight, scale, bias)
     if k.fake:
         return low_bit.result(x, rows)
     template = {"T": x.dtype, "S": scale.dtype}
+    dense, qweight, scale, bias = map(low_bit.aligned, (x, qweight, scale, bias))
     if tokens > low_bit.MOST or x.dtype == torch.float32:
-        grid = (rows * (columns // 8) + 255) // 256
-        write = k.dequantize_int8[template]
         return low_bit.by_torch(
-            write, x, rows, columns, (qweight, scale), bias, grid=grid, block=256
-        )
+            k.dequantize_int8[template], x, rows, columns, (qweight, scale), bias,
+            grid=elements.blocks(rows * (columns // 8), 256), block=256,
+        )  # fmt: skip
     out = low_bit.result(x, rows)
     args = out, dense, qweight, scale, bias
     if tokens <= low_bit.FEW:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import jitkern
+from jitkern import kernels_src
 
 pytestmark = pytest.mark.common_cache
 
@@ -96,3 +99,10 @@ def test_a_maximum_counts_no_nan_and_nothing_beyond_the_row(dtype, native):
         out = torch.full((3,), torch.nan, dtype=dtype)
         function("maxima", native)[{"T": dtype}](out, x, 3, n)
         assert torch.equal(out, expected)
+
+
+def test_each_header_is_documented_or_private():
+    docs = Path(__file__).parents[2].joinpath("docs", "kernels.md").read_text()
+    headers = [*Path(kernels_src.__file__).parent.joinpath("include").iterdir()]
+    private = {h.name for h in headers if h.read_text().startswith("// Private. ")}
+    assert {h.name for h in headers} - private == {h.name for h in headers if f"`{h.name}`" in docs}

@@ -236,7 +236,7 @@ def test_without_a_kernel_the_reference_runs_with_one_line(declare, caplog):
         op(X)
 
 
-def test_an_op_for_another_device_runs_its_reference_after_the_checks_and_says_nothing(caplog):
+def test_an_op_for_gpus_checks_and_runs_its_reference(caplog):
     op = kernel(
         f"jitkern_test::dense{next(_number)}(Tensor(a!) x, Tensor y) -> ()",
         cuda=Cuda(text="// nothing"),
