@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,12 +43,12 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
 
     used: the file relative to the source's folder, the name, and the text of its value.
     """
-    by_file: dict[str, list[tuple[str, str]]] = {}
+    by_path: dict[str, list[tuple[str, str]]] = {}
     for file, name, compiled in used:
-        by_file.setdefault(file, []).append((name, compiled))
-    for file, values in by_file.items():
         path = os.path.normpath(Path(os.path.realpath(source.folder), file))
-        for names, (name, compiled) in itertools.product(names_of_file(path), values):
+        by_path.setdefault(path, []).append((name, compiled))
+    for path, names in _names_of_files(by_path):
+        for name, compiled in by_path[path]:
             if name in names and (present := text_of(names[name])) not in ("", compiled):
                 raise DeclarationError(
                     f"`{name}` of {path} is {present} in this process, and {compiled} by the text "
@@ -62,7 +61,9 @@ def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if source.text:
         return source_room.declarations.live(source.text)
-    for names in names_of_file(os.path.realpath(source.paths[0])):
+    if "triton" not in sys.modules:  # which each file with such a function has imported
+        return None
+    for _, names in _names_of_files([os.path.realpath(source.paths[0])]):
         value = _named(names, function)
         if bare(value) is not None:
             return value
@@ -101,11 +102,13 @@ def _named(names: dict[str, Any], function: str) -> Any:
     return bare(value) if function.endswith(BARE) else value
 
 
-def names_of_file(path: str) -> Iterator[dict[str, Any]]:
-    """The names of each module that this process has imported from a file."""
-    last = os.path.basename(path)  # noqa: PTH119  of each imported module
+def _names_of_files(paths: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the names of each module that this process has imported from files."""
+    last = tuple(map(os.path.basename, paths))
     for module in [*sys.modules.values()]:
         names = vars(module) if isinstance(module, ModuleType) else {}
         file = names.get("__file__")
-        if isinstance(file, str) and file.endswith(last) and os.path.realpath(file) == path:
-            yield names
+        if isinstance(file, str) and file.endswith(last):
+            path = os.path.realpath(file)
+            if path in paths:
+                yield path, names

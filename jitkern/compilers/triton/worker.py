@@ -99,7 +99,7 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     Where the import fails with stubs of packages, whose `__init__` import one another, another
     process imports the packages themselves.
     """
-    importlib.import_module("triton.backends.compiler")
+    importlib.import_module("triton.compiler.code_generator")
     world = request["world"]
     if not _has_torch and _imports_torch(world["covered"]):
         return _answer_with_torch(request, forks, pipes)
