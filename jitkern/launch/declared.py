@@ -53,6 +53,10 @@ class _KnownFile(NamedTuple):
     declarations: Declarations
     asked: dict[str, TritonFunction]
 
+    def is_current(self, target: Target) -> bool:
+        """Return whether files and facts are as they were, for a target."""
+        return states(self.files) == self.files and hold(self.declarations.facts, target)
+
 
 _known: dict[tuple[Source, Target | None], _KnownFile] = {}
 _functions: dict[tuple[Source, str], tuple[dict[str, tuple[int, ...]], Functions]] = {}
@@ -77,7 +81,7 @@ def declared_in(
     if source.others:
         source = source.replace(others=())  # which hold what one variant is passed
     known = _known.get((source, target))
-    if known is None or states(known.files) != known.files:
+    if known is None or not known.is_current(_chosen(target)):
         known = _known[source, target] = _read(op, source, target, may_import=may_import)
     if function not in known.asked:
         known.asked[function] = _one_of(op, source, function, known.declarations)
@@ -97,10 +101,10 @@ def functions_for(source: Source, function: str) -> Functions:
 
     Raises CompileError if the import fails.
     """
-    files = {} if source.text else states(map(str, source.paths))
     known = _functions.get((source, function))
-    if known and known[0] == files:
+    if known and states(known[0]) == known[0]:
         return known[1]
+    files = {} if source.text else states(closure_of(source).named)
     try:
         found = functions_of(source_room.triton_globals.imported(source, function))
     except Exception as e:  # whatever the statements of the file raise
@@ -172,10 +176,8 @@ def _of_another_target(
     source: Source, files: dict[str, tuple[int, ...]], target: Target | None
 ) -> Declarations | None:
     alike = (k for (one, _), k in [*_known.items()] if one == source and k.files == files)
-    for known in alike:
-        if target is None or hold(known.declarations.facts, target):
-            return known.declarations
-    return None
+    found = (k.declarations for k in alike if hold(k.declarations.facts, _chosen(target)))
+    return next(found, None)
 
 
 def _may_import(waits: bool) -> bool:  # noqa: FBT001
@@ -189,6 +191,7 @@ def _imported(op: str, source: Source, closure: Closure, target: Target | None) 
         return Declarations(*compilers.triton.build.declare(op, source, chosen, closure))
 
 
+@functools.cache
 def _chosen(target: Target | None) -> Target:
     return target or Target.parse(EXAMPLE)._replace(torch=short_version(torch.__version__))
 
@@ -227,8 +230,13 @@ class _Walk:
         self._source, self._closure, self._target = source, closure, target
         self._asked: set[str] = set()  # facts that records named
 
-    def _next(self) -> Key:
-        facts = tuple((name, now(name, self._target)) for name in sorted(self._asked))
+    def _next(self, known: Facts = ()) -> Key:
+        """Return the key of the next record, for facts that are known and others as they are."""
+        values = dict(known)
+        facts = tuple(
+            (name, values[name] if name in values else now(name, self._target))
+            for name in sorted(self._asked)
+        )
         return _key(self._source, self._closure, self._target, facts)
 
     def found(self) -> Declarations | None:
@@ -253,11 +261,11 @@ class _Walk:
         """Write the records that are missing, of which the last has what an import gave."""
         by = {"name": "triton", "version": _triton()}
         if more := sorted({name for name, _ in found.facts} - self._asked):
-            records.write(jit.open_cache(), self._next(), {"reads": more}, by)
+            records.write(jit.open_cache(), self._next(found.facts), {"reads": more}, by)
             self._asked |= {*more}
         facts = [list(fact) for fact in found.facts]
         last = {"functions": dict(found.functions), "facts": facts}
-        records.write(jit.open_cache(), self._next(), last, by)
+        records.write(jit.open_cache(), self._next(found.facts), last, by)
 
 
 _ODD = (AssertionError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError)

@@ -1,9 +1,8 @@
 """Facts that the import of a Triton file reads: variables, versions, what is asked of the device.
 
-A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`, `exists /etc/tiles.json`,
-`names /opt/tiles` (of a folder). The worker that imports the
-file answers from the target and notes each fact, and what it found holds where all have the same
-values (`now`).
+A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`, `path /etc/tiles.json`,
+`names /opt/tiles` (of a folder). The worker that imports the file answers from the target and notes
+each fact, and what it found holds where all have the same values (`now`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jitkern.source import gpus
@@ -32,6 +33,23 @@ def _version(name: str) -> str | None:
     return None
 
 
+def _path(path: str) -> str | None:
+    """Return what a path is: its modes, where a link leads, and the size of a file; None if absent.
+
+    A link that leads nowhere is itself.
+    """
+    place, found = Path(path), None
+    with contextlib.suppress(OSError):
+        status = place.lstat()
+        found = stat.filemode(status.st_mode)
+        if place.is_symlink():
+            found += f" {place.readlink()}"
+            status = place.stat()
+            found += f" {stat.filemode(status.st_mode)}"
+        found += f" {status.st_size}" if stat.S_ISREG(status.st_mode) else ""
+    return found
+
+
 def _names(folder: str) -> str | None:
     with contextlib.suppress(OSError):
         return ", ".join(sorted(os.listdir(folder)))
@@ -41,14 +59,17 @@ def _names(folder: str) -> str | None:
 _KINDS: dict[str, Callable[[str], Any]] = {
     "variable": os.environ.get,
     "version": _version,
-    "exists": os.path.exists,
+    "path": _path,
     "names": _names,
 }
 
 
 def hold(facts: Facts, target: Target) -> bool:
-    """Return whether facts have these values in this process, for a target."""
-    return all(now(name, target) == value for name, value in facts)
+    """Return whether facts still have these values in this process, for a target.
+
+    Versions stay, as the modules do that were imported.
+    """
+    return all(name.startswith("version ") or now(name, target) == value for name, value in facts)
 
 
 def device(target: Target) -> dict[str, Any]:

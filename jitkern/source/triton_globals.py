@@ -18,6 +18,7 @@ from typing import Any
 
 from jitkern import source as source_room
 from jitkern.errors import DeclarationError
+from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import BARE, bare
 
@@ -81,12 +82,17 @@ def imported(source: Source, function: str) -> Any:
     if package:
         return _of(importlib.import_module(f"{package}.{path.stem}"), function)
     spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
-    assert spec and spec.loader
+    assert spec
+    before = {*sys.modules}
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[spec.name]  # once edited, it is to be imported again
+        code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+        exec(code, vars(module))  # noqa: S102  the text of now, of which bytecode may not be
+    finally:  # once edited, it is to be imported again, with its helpers
+        own = closure_of(source).paths
+        for name in [*(sys.modules.keys() - before)]:
+            if Path(getattr(sys.modules[name], "__file__", None) or "").resolve() in own:
+                del sys.modules[name]
     return _of(module, function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import jitkern
 from jitkern import jit
 from jitkern.cache.manifest import Manifest
 from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached
-from jitkern.launch.declared import declared_in
+from jitkern.launch.declared import declared_in, functions_for
 from jitkern.source.kinds import Triton
 from jitkern.target import Target
 
@@ -133,19 +134,93 @@ def test_an_import_is_answered_as_on_the_machine_of_the_target(package, asked, c
     assert [asked(build=True), asked(build=True)] == [(blocks, True), (blocks, False)]
 
 
+ASKED = [
+    ("os.path.exists(DATA)", None, "data"),
+    ("os.access(DATA, os.R_OK)", None, "data"),
+    ("'data' in os.listdir(FOLDER)", None, "data"),
+    ("os.path.getsize(DATA) > 2", "01", "012"),
+    ("os.path.isdir(DATA)", "a file", ...),
+    ("os.path.islink(DATA)", "a file", Path("other")),
+    ("os.readlink(DATA) == 'other'", Path("data"), Path("other")),
+    ("os.path.lexists(DATA)", None, Path("nowhere")),
+]
+
+
+def _put(path, what):
+    """Put nothing, a text, a link or a folder at a path."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    if isinstance(what, Path):
+        path.symlink_to(what)
+    elif what is ...:
+        path.mkdir()
+    elif what is not None:
+        path.write_text(what)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "asks", ["os.path.exists(DATA)", "os.access(DATA, os.R_OK)", "'data' in os.listdir(FOLDER)"]
-)
-def test_paths_that_an_import_asks_for_are_facts(package, asked, tmp_path, asks):
+@pytest.mark.parametrize("case", ASKED, ids=lambda case: case[0])
+def test_paths_that_an_import_asks_for_are_facts(package, asked, tmp_path, case):
+    asks, before, after = case
     (tmp_path / "data").mkdir()
     head = f"FOLDER = {str(tmp_path / 'data')!r}\nDATA = FOLDER + '/data'\nWIDE = {asks} or"
     (package / "kernels.py").write_text(KERNELS.replace("WIDE =", head, 1))
-    for there in (False, True, False):
-        (tmp_path / "data" / "data").touch() if there else (tmp_path / "data" / "data").unlink(True)
-        blocks = [128, 256] if there else [64]
+    for what in (before, after, before):
+        _put(tmp_path / "data" / "data", what)
+        blocks = [128, 256] if what == after else [64]
         assert asked(build=True)[0] == blocks
         assert asked(build=True) == (blocks, False)
+
+
+FACTS = [
+    'os.environ.get("T_WIDE") == "1"',
+    'os.environ.get("T_ASK") == "1" and os.environ.get("T_WIDE") == "1"',
+    "os.path.exists(DATA)",
+    "os.path.exists(FOLDER) and os.path.getsize(DATA) == 3",
+    "'data' in os.listdir(FOLDER)",
+]
+
+
+@pytest.mark.parametrize("asks", one_in_four(FACTS, lambda text: f"fact{FACTS.index(text)}"))
+def test_a_fact_that_changes_within_a_process_counts(package, tmp_path, monkeypatch, asks):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("T_ASK", "1")
+    head = f"FOLDER = {str(folder)!r}\nDATA = FOLDER + '/data'\nWIDE = {asks}\n"
+    text = head + KERNELS.replace("import torch\n", "").replace("WIDE =", "_ =")
+    (package / "kernels.py").write_text("import os\n" + text)
+    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
+    x = torch.zeros(200, device="meta")
+    monkeypatch.syspath_prepend(package.parents[1])
+    found = []
+    for wide in ("0", "1", "0", "1"):
+        monkeypatch.setenv("T_WIDE", wide)
+        _put(folder / "data", "012" if wide == "1" else None)
+        if "getsize" in asks and wide == "0":
+            _put(folder / "data", "01")
+        declared = declared_in("t::k", source, "k", TARGET)
+        k = jitkern.triton_kernel("keptlib.ops.kernels:k")
+        assert len(k.variants(x, x, 192, target=H100)) == len(declared.configs)
+        found.append([dict(config.constexprs)["B"] for config in declared.configs])
+    assert found == [[64], [128, 256]] * 2
+
+
+@pytest.mark.parametrize("edited", ["decorated_by_hand.py", "sizes_by_hand.py"])
+def test_functions_of_decorators_follow_edits_of_files(tmp_path, monkeypatch, edited):
+    monkeypatch.syspath_prepend(tmp_path)
+    over = '@triton.heuristics({"B": lambda args: args["n"] // 3 // sizes_by_hand.BY})\n@triton.jit'
+    text = KERNELS.replace("@triton.jit", over).replace("from .sizes import sizes", "")
+    text = f"import sizes_by_hand\n{text}".replace("@triton.autotune", "#")
+    (tmp_path / "decorated_by_hand.py").write_text(text)
+    (tmp_path / "sizes_by_hand.py").write_text("BY = 3 // 3\n")
+    source = Triton("decorated_by_hand.py", folder=str(tmp_path))
+    found = []
+    for _ in range(2):
+        found.append(functions_for(source, "k").heuristics["B"]({"n": 12}))
+        path = tmp_path / edited  # of the same size, within the second
+        path.write_text(path.read_text().replace("// 3", "// 1"))
+    assert found == ([4, 12] if edited.startswith("d") else [4, 1])
 
 
 @pytest.mark.long

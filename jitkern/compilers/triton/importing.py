@@ -94,13 +94,13 @@ class ImportWorld:
         self._system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
         self._jitkern = f"{os.path.realpath(Path(__file__).parents[2])}{os.sep}"
         self._tools = (self._jitkern, *(f"{p}{t}{os.sep}" for p in self._installed for t in _TOOLS))
-        self._real: Callable[[str], str] = functools.cache(os.path.realpath)
+        self._real = functools.cache(self._resolved)
         self._finder = _Finder(self)
         sys.meta_path.insert(0, self._finder)
         os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
         subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
-        os.stat = functools.partial(_asked_of_files, self, os.stat)
-        os.access = functools.partial(_asked_of_files, self, os.access)
+        for name in ("access", "lstat", "readlink", "stat"):
+            setattr(os, name, functools.partial(_asked_of_files, self, getattr(os, name)))
         sys.addaudithook(self._audit)
 
     # -------------------------------------------------------------- the import
@@ -164,13 +164,22 @@ class ImportWorld:
     # -------------------------------------------------------------- what it may open and start
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._is_importing:
-            return
-        self._is_importing = False  # for what follows, which opens files too
+        if self._is_importing:
+            with self.unwatched():
+                self._check(event, args)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Do what opens files and asks for paths, too, but not for the file."""
+        was, self._is_importing = self._is_importing, False
         try:
-            self._check(event, args)
+            yield
         finally:
-            self._is_importing = True
+            self._is_importing = was
+
+    def _resolved(self, path: str) -> str:
+        with self.unwatched():
+            return os.path.realpath(path)
 
     def _check(self, event: str, args: tuple[Any, ...]) -> None:
         if event in ("open", "import"):
@@ -201,26 +210,27 @@ class ImportWorld:
             raise ImportRefused(self._told(f"opens {file}, which the cache key does not cover"))
 
     def note_path(self, kind: str, path: Any, frame: FrameType | None) -> None:
-        """Note that a file's code asks whether a path exists, or for the names in a folder."""
+        """Note that a file's code asks what a path is, or for the names in a folder."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
         known = (*self._installed, *self._stdlib, *self._system, self._jitkern)
         above = f"{os.path.realpath(place)}{os.sep}"
-        is_covered = any(file.startswith(above) or file == above[:-1] for file in self.now.covered)
-        if above.startswith(known) or (kind == "exists" and is_covered):
+        covered = self.now.covered
+        if os.path.islink(place):  # noqa: PTH114  to a covered file, or above this one
+            covered = frozenset([str(self.now.source.paths[0].absolute())])
+            above = f"{place}{os.sep}"
+        is_covered = any(f"{file}{os.sep}".startswith(above) for file in covered)
+        if above.startswith(known) or (kind == "path" and is_covered):
             return
         if not self._is_of_tools(frame, at_import=True):
             self.now.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.now.target)
 
     def asked_of_files(self, path: Any) -> None:
-        """Note that a file's code asks whether a path exists."""
+        """Note that a file's code asks what a path is."""
         if self._is_importing:
-            self._is_importing = False
-            try:
-                self.note_path("exists", path, sys._getframe(2))
-            finally:
-                self._is_importing = True
+            with self.unwatched():
+                self.note_path("path", path, sys._getframe(2))
 
     def _counts_by_version(self, inside: str) -> bool:
         """Return whether a file is of an installed distribution, and note the version.
@@ -383,7 +393,7 @@ class _Driver:
 
 
 def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **options: Any) -> Any:
-    """Do what `os.stat` and `os.access` do, and note the question."""
+    """Do what a function of `os` does that a path is asked by, and note the question."""
     world.asked_of_files(path)
     return real(path, *more, **options)
 
@@ -393,11 +403,8 @@ def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any)
     first = args if isinstance(args, str) else os.fsdecode(next(iter(args)))
     if world._is_importing and Path(first.split()[0]).name == _SMI:
         options = {**options, "shell": False, "executable": None}
-        world._is_importing = False
-        try:
+        with world.unwatched():
             return real(["/bin/echo", world.ask("name")], *more, **options)
-        finally:
-            world._is_importing = True
     return real(args, *more, **options)
 
 

@@ -34,8 +34,10 @@ from jitkern.source.constants import NotConstant, decoded
 from jitkern.source.declarations import data_of
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.global_names import code_names
+from jitkern.source.import_facts import now
 from jitkern.source.kinds import SOURCES, Variant
 from jitkern.source.triton_decorators import BARE
+from jitkern.target import Target
 
 IDLE = 300.0  # seconds
 FORKS = 4  # processes with imports that are kept
@@ -47,7 +49,8 @@ _has_torch: list[bool] = []  # whether this process has
 class Fork:
     """A process with imports of files; what it is asked, and what it answers.
 
-    files: those that it has imported. seen: the variables and the device, if one of them was read.
+    files: those that it has imported. alone: whether it may import no other. facts: what its
+    imports have read.
     """
 
     process: int
@@ -55,13 +58,23 @@ class Fork:
     answers: Any
     group: str
     files: set[str] = field(default_factory=set)
-    seen: str = ""
+    alone: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    def has(self, group: str, file: str, seen: str) -> bool:
-        """Return whether the process has a file's import, or may import it."""
-        if self.group != group or self.seen not in ("", seen):
-            return False
-        return file in self.files or not self.seen
+    def has(self, group: str, file: str, world: dict[str, Any]) -> bool:
+        """Return whether the process has a file's import for a world, or may import the file."""
+        return (
+            self.group == group
+            and (file in self.files or not self.alone)
+            and all(_now(name, world) == value for name, value in self.facts.items())
+        )
+
+
+def _now(fact: str, world: dict[str, Any]) -> Any:
+    """Return the value of a fact in the process that asks."""
+    kind, _, name = fact.partition(" ")
+    given = {"variable": "variables", "device": "device"}.get(kind)
+    return world[given].get(name) if given else now(fact, Target.parse(world["target"]))
 
 
 def main() -> None:
@@ -106,8 +119,7 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     package, folder = world["source"].get("package", ""), world["source"]["folder"]
     group = json.dumps([world["target"], package.partition(".")[0] or folder])
     file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
-    seen = json.dumps([world["variables"], world["device"]], sort_keys=True)
-    fork = next((one for one in forks if one.has(group, file, seen)), None)
+    fork = next((one for one in forks if one.has(group, file, world)), None)
     if fork is None:
         fork = _forked(group, forks, pipes, _serve_files)
     forks.remove(fork)
@@ -124,8 +136,9 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     if "ended" in answer or "import failed" in answer:
         answer["ended" if "ended" in answer else "import failed"] = _end(fork)
         forks.remove(fork)
-    elif answer["alone"]:
-        fork.seen = seen
+    else:
+        fork.alone |= answer["alone"]
+        fork.facts |= dict(answer["facts"])
     return json.dumps(answer) + "\n"
 
 
@@ -234,12 +247,13 @@ class KernelFile:
                 found = (
                     {"meta": self._compile(variant, Path(request["staging"]), log)}
                     if variant.function
-                    else {"functions": self._functions(), "facts": self._facts()}
+                    else {"functions": self._functions()}
                 )
         except (Exception, SystemExit, ImportRefused) as e:  # noqa: BLE001  the edge of this process
             found = {"error": _explain(e, variant), **({"import failed": True} if failed else {})}
             log.write(traceback.format_exc())
-        return {**found, "log": log.getvalue(), "alone": failed or self._import.is_alone}
+        read = {} if failed else {"alone": self._import.is_alone, "facts": self._facts()}
+        return {**found, **read, "log": log.getvalue()}
 
     @functools.cached_property
     def _import(self) -> Import:
