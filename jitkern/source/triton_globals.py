@@ -62,8 +62,6 @@ def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if source.text:
         return source_room.declarations.live(source.text)
-    if "triton" not in sys.modules:  # which each file with such a function has imported
-        return None
     for _, names in _names_of_files([os.path.realpath(source.paths[0])]):
         value = _named(names, function)
         if bare(value) is not None:
