@@ -59,7 +59,7 @@ class _KnownFile(NamedTuple):
 
 
 _known: dict[tuple[Source, Target | None], _KnownFile] = {}
-_functions: dict[tuple[Source, str], tuple[dict[str, tuple[int, ...]], Functions]] = {}
+_functions: dict[tuple[Source, str], tuple[dict[str, tuple[int, ...]], Any]] = {}
 
 
 def declared_in(
@@ -103,17 +103,25 @@ def functions_for(source: Source, function: str) -> Functions:
     """
     known = _functions.get((source, function))
     if known and states(known[0]) == known[0]:
-        return known[1]
+        return functions_of(known[1])
     files = {} if source.text else states(closure_of(source).named)
     try:
-        found = functions_of(source_room.triton_globals.imported(source, function))
+        found = source_room.triton_globals.imported(source, function)
+        functions = functions_of(found)
     except Exception as e:  # whatever the statements of the file raise
         raise CompileError(
             f"{source.paths[0]}: error: the functions in the decorators of `{function}` are those "
             f"of this process, where the import of the file fails: {type(e).__name__}: {e}"
         ) from e
     _functions[source, function] = files, found
-    return found
+    return functions
+
+
+def compare_again(source: Source, function: str) -> None:
+    """Have a function of this process compared with its file when it is next asked for."""
+    for (one, _), known in [*_known.items()]:
+        if one == source:
+            known.asked.pop(function, None)
 
 
 def _one_of(op: str, source: Source, function: str, found: Declarations) -> TritonFunction:

@@ -16,7 +16,7 @@ from jitkern import jit, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import CompileError, DeclarationError, LaunchError, TargetError
 from jitkern.launch.call import Call, all_configurations, variant_of
-from jitkern.launch.declared import declared_in
+from jitkern.launch.declared import compare_again, declared_in
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.kinds import Source, Triton, Variant
 from jitkern.source.module_spec import spec_in
@@ -45,6 +45,7 @@ class TritonKernel(RawKernel):
     ) -> None:
         super().__init__(source, function, target)
         self._live = live
+        compare_again(self.source, function)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -204,10 +204,13 @@ class _ModuleWriter:
 def in_file(function: types.FunctionType) -> bool:
     """Whether a file that can be imported has the function at its top level.
 
-    Not so a function in a cell, in text given to `exec`, in another function, or of a program.
+    Not so a function in a cell, in text given to `exec`, in another function, or of a program, or
+    one whose module is no longer imported: nobody could compare its globals.
     """
     file = function.__code__.co_filename
+    module = sys.modules.get(function.__module__)
     top = function.__qualname__ == function.__name__ and function.__module__ != "__main__"
+    top = top and getattr(module, "__dict__", None) is function.__globals__
     return top and os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
 
 

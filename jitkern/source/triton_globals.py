@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +25,18 @@ from jitkern.source.triton_decorators import BARE, bare
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def text_of(value: Any) -> str:
-    """The text of a value that a kernel may read; "" of others. Triton need not be imported."""
+def text_of(value: Any, *, inside: bool = False) -> str:
+    """The text of a value that a kernel may read; "" of others. Triton need not be imported.
+
+    inside: whether the value is a variable around a function, which may be that function.
+    """
     while hasattr(value, "fn") and not hasattr(value, "__code__"):
         value = value.fn
     if code := getattr(value, "__code__", None):
-        return f"{code.co_name} of line {code.co_firstlineno}"
+        cells = () if inside else getattr(value, "__closure__", None) or ()
+        around = "".join(f", {text_of(cell.cell_contents, inside=True)}" for cell in cells)
+        file = os.path.basename(code.co_filename)  # noqa: PTH119  of each such global
+        return f"{code.co_name} of line {code.co_firstlineno} of {file}{around}"
     if type(value).__name__ == "constexpr":
         return text_of(value.value)
     if isinstance(value, (tuple, list)):
@@ -62,7 +68,7 @@ def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if source.text:
         return source_room.declarations.live(source.text)
-    for _, names in _names_of_files([os.path.realpath(source.paths[0])]):
+    for _, names in _names_of_files([str(source.paths[0])]):
         value = _named(names, function)
         if bare(value) is not None:
             return value
@@ -106,13 +112,17 @@ def _named(names: dict[str, Any], function: str) -> Any:
     return bare(value) if function.endswith(BARE) else value
 
 
-def _names_of_files(paths: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path and the names of each module that this process has imported from files."""
-    last = tuple(map(os.path.basename, paths))
+def _names_of_files(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the names of each module that this process has imported from files.
+
+    A module that was imported by way of a link is found by the name of the link.
+    """
+    by_real = {os.path.realpath(path): path for path in paths}
+    last = tuple(map(os.path.basename, [*by_real, *by_real.values()]))
     for module in [*sys.modules.values()]:
         names = vars(module) if isinstance(module, ModuleType) else {}
         file = names.get("__file__")
         if isinstance(file, str) and file.endswith(last):
-            path = os.path.realpath(file)
-            if path in paths:
+            path = by_real.get(os.path.realpath(file))
+            if path is not None:
                 yield path, names

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from helpers import H100, needs_triton
+from helpers import H100, needs_triton, one_in_four
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitkern
@@ -659,3 +659,72 @@ def test_a_triton_function_runs(package):
     k[lambda meta: (-(-1000 // meta["BLOCK"]),)](out, x, out, 1000, 128)
     assert torch.equal(out, x + (x + y))
     assert not jit.capturing()
+
+
+PATCHED = [
+    ("m.F = tl.constexpr(5.0)", "`F` of .* is 5.0"),
+    ("m.f = other.f", "is f of line 4 of other_numbers.py in this .* f of line 4 of linked_"),
+    ("m.made = m.make(tl.constexpr(3.0))", "is g of line .*, 3.0 in this .*, 2.0 by"),
+    ("del sys.modules['linked_kernels']; m.F = tl.constexpr(5.0)", ""),
+]
+
+
+@needs_triton
+@pytest.mark.parametrize("case", one_in_four(PATCHED, lambda case: f"patched{PATCHED.index(case)}"))
+def test_what_the_program_has_patched_is_found_where_a_link_is_imported(
+    tmp_path, monkeypatch, case
+):
+    patch, says = case
+    head = "import triton\nimport triton.language as tl\nfrom constants_of import F\n"
+    scaled = "@triton.jit\ndef f(x):\n    return x * "
+    (tmp_path / "constants_of.py").write_text(
+        "import triton.language as tl\nF = tl.constexpr(2.0)\n"
+    )
+    (tmp_path / "other_numbers.py").write_text(f"{head}{scaled}7\n")
+    (tmp_path / "kernels_elsewhere.py").write_text(
+        f"{head}{scaled}2\n"
+        "def make(s):\n    @triton.jit\n    def g(x):\n        return x * s\n    return g\n"
+        "made = make(tl.constexpr(2.0))\n"
+        "@triton.jit\ndef k(x):\n    tl.store(x, made(f(F)))\n"
+    )
+    (tmp_path / "linked_kernels.py").symlink_to("kernels_elsewhere.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("constants_of", "linked_kernels", "other_numbers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    m = importlib.import_module("linked_kernels")
+    other, tl = map(importlib.import_module, ("other_numbers", "triton.language"))
+
+    def cubin():
+        (entry,) = jitkern.triton_kernel(m.k).compile(tensors()[0], target=H100)
+        return entry.read("kernel.cubin")
+
+    first = cubin()
+    exec(patch, {"m": m, "tl": tl, "sys": sys, "other": other})
+    if says:
+        with pytest.raises(DeclarationError, match=says):
+            cubin()
+    else:
+        assert cubin() != first
+
+
+@needs_triton
+def test_decorators_that_change_between_kernels_count(tmp_path, monkeypatch):
+    (tmp_path / "decorated_later.py").write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.autotune([triton.Config({}, num_warps=2)], key=[])\n"
+        "@triton.heuristics({'B': lambda args: 32})\n"
+        "@triton.jit\ndef k(x, B: tl.constexpr):\n    tl.store(x + tl.arange(0, B), 1.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    m = importlib.import_module("decorated_later")
+
+    def blocks():
+        (variant,) = jitkern.triton_kernel(m.k).variants(tensors()[0], target=H100)
+        return dict(variant.template)["B"]
+
+    assert blocks() == 32
+    m.k.fn.values["B"] = lambda args: 64
+    assert blocks() == 64
+    m.k.configs[0].num_warps = 8
+    with pytest.raises(DeclarationError, match=r"another `configs` in this process, .*8.*reload"):
+        blocks()

@@ -363,14 +363,16 @@ class KernelFile:
     def _used(self, functions: list[Any]) -> list[tuple[str, str, str]]:
         """Return the global names that functions use in their own files, with their values."""
         folder = os.path.realpath(self._source.folder)
-        used: dict[tuple[str, str], Any] = {}
+        used: dict[tuple[Path, str], Any] = {}
 
         def follow(names: dict[str, Any], chain: Sequence[str]) -> None:
             for name in chain:
                 if name not in names:
                     return
-                value, file = names[name], os.path.realpath(names.get("__file__") or "")
-                if file in self._import.covered and not name.startswith("__"):
+                value, path = names[name], Path(names.get("__file__") or "")
+                file = path.parent.resolve() / path.name  # of a link, too, as a process names it
+                covered = os.path.realpath(path) in self._import.covered
+                if covered and not name.startswith("__"):
                     if (file, name) in used:
                         return
                     used[file, name] = value
