@@ -53,6 +53,14 @@ class ImportRefused(BaseException):
     """The import reads what no key covers; no `except Exception` of the file is to catch this."""
 
 
+def gpu_of(target: Target) -> Any:
+    """Return what Triton compiles for."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = capability_of(target)
+    return GPUTarget("cuda", 10 * major + minor, 32)
+
+
 @dataclass
 class Import:
     """The import of a file: what it may open, what it has read besides files, and its module.
@@ -311,12 +319,9 @@ class ImportWorld:
         return refuse
 
     def _answer_triton(self) -> None:
-        from triton.backends.compiler import GPUTarget
         from triton.runtime import driver
 
-        major, minor = capability_of(self.now.target)
-        gpu = GPUTarget("cuda", 10 * major + minor, 32)
-        driver.set_active(_Driver(self, gpu))
+        driver.set_active(_Driver(self, gpu_of(self.now.target)))
 
     def answer_torch(self) -> None:
         import torch

@@ -27,7 +27,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jitkern.compilers.cuda import ptx
-from jitkern.compilers.triton.importing import Import, ImportRefused, ImportWorld
+from jitkern.compilers.triton.importing import Import, ImportRefused, ImportWorld, gpu_of
 from jitkern.source import triton_decorators, triton_globals
 from jitkern.source.closure import imports_of
 from jitkern.source.constants import NotConstant, decoded
@@ -112,8 +112,8 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     Where the import fails with stubs of packages, whose `__init__` import one another, another
     process imports the packages themselves.
     """
-    importlib.import_module("triton.compiler.code_generator")
     world = request["world"]
+    _prepare(world["target"])
     if not _has_torch and _imports_torch(world["covered"]):
         return _answer_with_torch(request, forks, pipes)
     package, folder = world["source"].get("package", ""), world["source"]["folder"]
@@ -140,6 +140,15 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
         fork.alone |= answer["alone"]
         fork.facts |= dict(answer["facts"])
     return json.dumps(answer) + "\n"
+
+
+@functools.cache
+def _prepare(target: str) -> None:
+    """Do once what each fork would do at its first compile: imports, and the version of `ptxas`."""
+    from triton.compiler import code_generator, make_backend  # noqa: F401  itself a lazy import
+
+    with contextlib.suppress(Exception):  # which a compile raises again
+        make_backend(gpu_of(Target.parse(target))).hash()
 
 
 def _answer_of(fork: Fork, request: dict[str, Any]) -> dict[str, Any]:
@@ -286,7 +295,6 @@ class KernelFile:
 
     def _compile(self, variant: Variant, staging: Path, log: io.StringIO) -> dict[str, Any]:
         import triton
-        from triton.backends.compiler import GPUTarget
 
         self._world.now = self._import
         triton.knobs.cache.manager_class = stages = _Stages(staging)
@@ -314,9 +322,8 @@ class KernelFile:
                 attributes[index,] = [["tt.divisibility", int(aligned)]]
             parameters.append(kind)
         source = _language_of(fn)(fn, signature, constants, attributes)
-        arch = int(re.sub(r"\D", "", self._import.target.arch))
         options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
-        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        kernel = triton.compile(source, target=gpu_of(self._import.target), options=options)
         (staging / "metadata.json").unlink()
         if self._facts() != sorted(variant.facts):
             raise ImportError(
