@@ -1,14 +1,16 @@
 """Facts that the import of a Triton file reads: variables, versions, what is asked of the device.
 
 A fact has a name: `variable FLA_TILES`, `version numpy`, `device name`, `path /etc/tiles.json`,
-`names /opt/tiles` (of a folder). The worker that imports the file answers from the target and notes
-each fact, and what it found holds where all have the same values (`now`).
+`names /opt/tiles` (of a folder), `module peft` (whether it is found). The worker that imports the
+file answers from the target and notes each fact, and what it found holds where all have the same
+values (`now`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import stat
 from collections.abc import Callable
@@ -56,11 +58,19 @@ def _names(folder: str) -> str | None:
     return None
 
 
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # this process has made it
+        return True
+
+
 _KINDS: dict[str, Callable[[str], Any]] = {
     "variable": os.environ.get,
     "version": _version,
     "path": _path,
     "names": _names,
+    "module": _has_module,
 }
 
 

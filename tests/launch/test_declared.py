@@ -256,18 +256,47 @@ def test_without_a_record_no_call_waits_for_an_import(package, monkeypatch, way)
         declared_in("t::k", source, "k", TARGET, may_import=way == "never")
 
 
-@pytest.mark.long
-def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypatch):
-    """And the metadata of all that is installed, which some libraries read, is no fact."""
-    folder = package.parents[1]
-    (folder / "othername.py").write_text(
-        "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
-    )
+def install(folder, text):
+    """Write the module of a distribution; returns the folder of its metadata."""
+    (folder / "othername.py").write_text(text)
     info = folder / "other_lib-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-lib\nVersion: 1.2\n")
     (info / "RECORD").write_text("othername.py,,\n")
     (info / "top_level.txt").write_text("othername\n")
+    return info
+
+
+@pytest.mark.long
+def test_files_share_the_distributions_that_they_import(package, monkeypatch, tmp_path):
+    """Each has the facts that it would read alone, whichever files came before."""
+    folder, log = package.parents[1], tmp_path / "imports"
+    reads = f"import os\nos.environ.get('OTHER')\nopen({str(log)!r}, 'a').write('once\\n')\n"
+    install(folder, reads)
+    monkeypatch.syspath_prepend(folder)
+    text = KERNELS.replace("sizes(WIDE)", "[64]")
+    texts = [f"import othername\n{text}"] * 3 + [
+        text,
+        f"try: import absent\nexcept ImportError: pass\n{text}",
+    ]
+    found = []
+    for number, text in enumerate(texts):
+        (package / f"k{number}.py").write_text(text)
+        source = Triton(f"k{number}.py", folder=str(package), package="keptlib.ops")
+        found.append(dict(declared_in("t::k", source, "k", TARGET).facts))
+    own = {"variable WIDE_BLOCKS": None}
+    other = {**own, "variable OTHER": None, "version other-lib": "1.2"}
+    assert found == [other, other, other, own, {**own, "module absent": False}]
+    assert log.read_text().count("once") == 2  # alone, and for all that follow
+
+
+@pytest.mark.long
+def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypatch):
+    """And the metadata of all that is installed, which some libraries read, is no fact."""
+    folder = package.parents[1]
+    info = install(
+        folder, "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
+    )
     source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
     monkeypatch.syspath_prepend(folder)
     text = KERNELS.replace("sizes(WIDE)", "[64]")

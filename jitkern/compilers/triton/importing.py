@@ -10,6 +10,7 @@ It changes the process, so that each import has one of its own.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -30,7 +31,7 @@ from typing import Any
 
 from jitkern.source import import_facts
 from jitkern.source.gpus import capability_of
-from jitkern.source.kinds import Source
+from jitkern.source.kinds import SOURCES, Source
 from jitkern.target import Target
 
 _REMEDY = (
@@ -61,11 +62,16 @@ def gpu_of(target: Target) -> Any:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
+class OtherModules(BaseException):
+    """The import needs other modules of other distributions than its process has imported."""
+
+
 @dataclass
 class Import:
     """The import of a file: what it may open, what it has read besides files, and its module.
 
     device, variables: what is told to it. stubs: whether packages above the file are stubs.
+    installed: the modules of other distributions that the covered files have imported, in order.
     """
 
     source: Source
@@ -75,6 +81,7 @@ class Import:
     variables: dict[str, str]
     stubs: bool
     facts: dict[str, Any] = field(default_factory=dict)
+    installed: list[str] = field(default_factory=list)
     module: Any = None
 
     @property
@@ -84,9 +91,14 @@ class Import:
 
 
 class ImportWorld:
-    """The process as files see it as they are imported. now: the import of the moment."""
+    """The process as files see it as they are imported.
+
+    now: the import of the moment. base: the modules of other distributions that this process has
+    imported before, and the facts that they have read; None if it has imported none.
+    """
 
     now: Import
+    base: tuple[list[str], dict[str, Any]] | None = None
 
     def __init__(self, *, has_torch: bool) -> None:
         self._has_torch = has_torch
@@ -109,6 +121,8 @@ class ImportWorld:
         subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
         for name in ("access", "lstat", "readlink", "stat"):
             setattr(os, name, functools.partial(_asked_of_files, self, getattr(os, name)))
+        builtins.__import__ = functools.partial(_import, self, builtins.__import__)
+        importlib.import_module = functools.partial(_import_module, self, importlib.import_module)
         sys.addaudithook(self._audit)
 
     # -------------------------------------------------------------- the import
@@ -116,10 +130,7 @@ class ImportWorld:
     def imported(self, source: Source, request: dict[str, Any]) -> Import:
         """Import a file. Raises what its statements do, and ImportRefused."""
         self._forget()
-        self.now = Import(
-            source, Target.parse(request["target"]), frozenset(request["covered"]),
-            request["device"], request["variables"], request.get("stubs", True),
-        )  # fmt: skip
+        self._begin(source, request, request["covered"])
         path = source.paths[0].absolute()
         package = source.package or ("" if source.text else _package_of(path))
         top, *parts = package.split(".")
@@ -127,15 +138,65 @@ class ImportWorld:
         if not package or root not in sys.path:
             sys.path.insert(0, root)
         self._finder.top = top if self.now.stubs else ""
+        with self._watched():
+            self.now.module = self._imported(path, package)
+        if any(name.partition(".")[0] == top for name in self.now.installed):
+            self.now.installed.clear()  # an import of these would run the kernel's own package
+        if self.base:
+            if self.base[0] != self.now.installed:
+                raise OtherModules
+            self.now.facts.update(self.base[1])
+        return self.now
+
+    def load(self, modules: list[str], request: dict[str, Any]) -> dict[str, Any]:
+        """Import modules of other distributions; return the facts that they have read."""
+        self._begin(SOURCES["triton"](**request["source"]), request, [])
+        with self._watched():
+            for name in modules:
+                importlib.import_module(name)
+        self._modules = {*sys.modules}
+        self.base = modules, self.now.facts
+        return self.now.facts
+
+    def _begin(self, source: Source, request: dict[str, Any], covered: list[str]) -> None:
+        self.now = Import(
+            source, Target.parse(request["target"]), frozenset(covered),
+            request["device"], request["variables"], request.get("stubs", True),
+        )  # fmt: skip
         self._answer_triton()
         if self._has_torch:
             self.answer_torch()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
         self._is_importing = True
         try:
-            self.now.module = self._imported(path, package)
+            yield
         finally:
             self._is_importing = False
-        return self.now
+
+    def note_modules(self, names: list[str], asks: dict[str, Any]) -> None:
+        """Note which of these modules are of other distributions, if a covered file imports them.
+
+        asks: the globals of the code that imports them.
+        """
+        if not self._covers(asks):
+            return
+        for name in names:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            real = self._real(file) if isinstance(file, str) else ""
+            own = real in self.now.covered or real.startswith(self._tools)
+            if real.startswith(self._installed) and not own and name not in self.now.installed:
+                self.now.installed.append(name)
+
+    def note_missing(self, error: ModuleNotFoundError, asks: dict[str, Any]) -> None:
+        """Note that a covered file asks for a module that is not there."""
+        if error.name and "." not in error.name and self._covers(asks):
+            self.now.facts[f"module {error.name}"] = False
+
+    def _covers(self, asks: dict[str, Any]) -> bool:
+        file = asks.get("__file__") if self._is_importing else None
+        return isinstance(file, str) and self._real(file) in self.now.covered
 
     def _forget(self) -> None:
         """Forget the modules and texts of earlier imports, but for installed ones."""
@@ -401,6 +462,35 @@ def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **opti
     """Do what a function of `os` does that a path is asked by, and note the question."""
     world.asked_of_files(path)
     return real(path, *more, **options)
+
+
+def _import(world: ImportWorld, real: Any, name: str, *more: Any, **named: Any) -> Any:
+    """Do what an import statement does, and note which modules it imports.
+
+    more, named: the globals of the code, its locals, the names that it imports, and the level.
+    """
+    given = {**dict(zip(("globals", "locals", "fromlist", "level"), more)), **named}
+    asks = given.get("globals") or {}
+    try:
+        module = real(name, *more, **named)
+    except ModuleNotFoundError as e:
+        world.note_missing(e, asks)
+        raise
+    if not given.get("level"):
+        world.note_modules([name, *(f"{name}.{o}" for o in given.get("fromlist") or ())], asks)
+    return module
+
+
+def _import_module(world: ImportWorld, real: Any, name: str, package: str | None = None) -> Any:
+    """Do what `importlib.import_module` does, and note which module it imports."""
+    asks = sys._getframe(1).f_globals
+    try:
+        module = real(name, package)
+    except ModuleNotFoundError as e:
+        world.note_missing(e, asks)
+        raise
+    world.note_modules([module.__name__], asks)
+    return module
 
 
 def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any) -> Any:

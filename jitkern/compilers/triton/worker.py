@@ -27,7 +27,13 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jitkern.compilers.cuda import ptx
-from jitkern.compilers.triton.importing import Import, ImportRefused, ImportWorld, gpu_of
+from jitkern.compilers.triton.importing import (
+    Import,
+    ImportRefused,
+    ImportWorld,
+    OtherModules,
+    gpu_of,
+)
 from jitkern.source import triton_decorators, triton_globals
 from jitkern.source.closure import imports_of
 from jitkern.source.constants import NotConstant, decoded
@@ -43,6 +49,7 @@ IDLE = 300.0  # seconds
 FORKS = 4  # processes with imports that are kept
 _WITH_TORCH = "with Torch"  # the group of the process that has imported it
 _has_torch: list[bool] = []  # whether this process has
+_worlds: list[ImportWorld] = []  # of a process that has imported modules of other distributions
 
 
 @dataclass(eq=False)
@@ -50,7 +57,7 @@ class Fork:
     """A process with imports of files; what it is asked, and what it answers.
 
     files: those that it has imported. alone: whether it may import no other. facts: what its
-    imports have read.
+    imports have read. installed: the modules of other distributions that its file imports.
     """
 
     process: int
@@ -60,14 +67,15 @@ class Fork:
     files: set[str] = field(default_factory=set)
     alone: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    installed: list[str] = field(default_factory=list)
 
     def has(self, group: str, file: str, world: dict[str, Any]) -> bool:
         """Return whether the process has a file's import for a world, or may import the file."""
-        return (
-            self.group == group
-            and (file in self.files or not self.alone)
-            and all(_now(name, world) == value for name, value in self.facts.items())
-        )
+        return self.group == group and (file in self.files or not self.alone) and self.holds(world)
+
+    def holds(self, world: dict[str, Any]) -> bool:
+        """Return whether all that was read has the same values in a world."""
+        return all(_now(name, world) == value for name, value in self.facts.items())
 
 
 def _now(fact: str, world: dict[str, Any]) -> Any:
@@ -120,6 +128,13 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     group = json.dumps([world["target"], package.partition(".")[0] or folder])
     file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
     fork = next((one for one in forks if one.has(group, file, world)), None)
+    if fork is None and (base := _base(group, world, forks, pipes)):
+        answer = _answer_of(base, request)
+        if answer == {"ended": None}:  # the process, not one that it forked
+            _end(base)
+            forks.remove(base)
+        elif not {"elsewhere", "ended", "import failed"} & {*answer}:
+            return json.dumps(answer) + "\n"
     if fork is None:
         fork = _forked(group, forks, pipes, _serve_files)
     forks.remove(fork)
@@ -133,13 +148,34 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
         _end(other)
         forks.remove(other)
     fork.files.add(file)
-    if "ended" in answer or "import failed" in answer:
+    if "elsewhere" in answer:
+        _end(fork)
+        forks.remove(fork)
+    elif "ended" in answer or "import failed" in answer:
         answer["ended" if "ended" in answer else "import failed"] = _end(fork)
         forks.remove(fork)
     else:
         fork.alone |= answer["alone"]
         fork.facts |= dict(answer["facts"])
+        fork.installed = answer["installed"]
     return json.dumps(answer) + "\n"
+
+
+def _base(
+    group: str, world: dict[str, Any], forks: list[Fork], pipes: Sequence[int]
+) -> Fork | None:
+    """Return the process that has imported what a file of a group imports of other distributions.
+
+    It forks for the other files of the group, which mostly import the same.
+    """
+    name = f"base of {group}"
+    base = next((one for one in forks if one.group == name and one.holds(world)), None)
+    like = next((one for one in forks if one.group == group and one.installed), None)
+    if base is None and like and not _worlds:
+        serve = functools.partial(_serve_with, like.installed, world)
+        base = _forked(name, forks, pipes, serve)
+        base.facts = json.loads(base.answers.readline() or "{}")
+    return base
 
 
 @functools.cache
@@ -206,7 +242,7 @@ def _forked(
 
 def _serve_files(lines: Any, answers: Any) -> None:
     """Answer requests for files that are imported here."""
-    world = ImportWorld(has_torch=bool(_has_torch))
+    world = _worlds[0] if _worlds else ImportWorld(has_torch=bool(_has_torch))
     files: dict[str, KernelFile] = {}
     for line in lines:
         request = json.loads(line)
@@ -220,6 +256,18 @@ def _serve_with_torch(lines: Any, answers: Any) -> None:
     """Answer requests for files that import Torch."""
     importlib.import_module("torch")
     _has_torch.append(True)
+    _serve_forks(lines, answers)
+
+
+def _serve_with(modules: list[str], request: dict[str, Any], lines: Any, answers: Any) -> None:
+    """Answer requests for files that import modules of other distributions, in this order."""
+    _worlds.append(ImportWorld(has_torch=bool(_has_torch)))
+    answers.write(json.dumps(_worlds[0].load(modules, request)) + "\n")
+    answers.flush()
+    _serve_forks(lines, answers)
+
+
+def _serve_forks(lines: Any, answers: Any) -> None:
     forks: list[Fork] = []
     for line in lines:
         answers.write(_forwarded(json.loads(line), forks, (lines.fileno(), answers.fileno())))
@@ -258,10 +306,15 @@ class KernelFile:
                     if variant.function
                     else {"functions": self._functions()}
                 )
+        except OtherModules:
+            return {"elsewhere": True}
         except (Exception, SystemExit, ImportRefused) as e:  # noqa: BLE001  the edge of this process
             found = {"error": _explain(e, variant), **({"import failed": True} if failed else {})}
             log.write(traceback.format_exc())
-        read = {} if failed else {"alone": self._import.is_alone, "facts": self._facts()}
+        read = {} if failed else {
+            "alone": self._import.is_alone, "facts": self._facts(),
+            "installed": self._import.installed,
+        }  # fmt: skip
         return {**found, **read, "log": log.getvalue()}
 
     @functools.cached_property
