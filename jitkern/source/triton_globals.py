@@ -8,7 +8,6 @@ the file compares them with its own.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -85,10 +84,10 @@ def imported(source: Source, function: str) -> Any:
     path, package = source.paths[0], source.package
     if package:
         return _of(importlib.import_module(f"{package}.{path.stem}"), function)
-    spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
-    assert spec
     before = {*sys.modules}
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"jitkern_source_{abs(hash(str(path)))}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
     try:
         code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
         exec(code, vars(module))  # noqa: S102  the text of now, of which bytecode may not be

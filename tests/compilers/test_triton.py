@@ -340,6 +340,27 @@ def test_a_thread_takes_the_process_that_another_left(build, monkeypatch):
     assert used[0] is used[1] or used[0].process.poll() == 0  # idle for long: a busy machine
 
 
+def test_a_variable_that_a_file_sets_is_its_own(build):
+    reads = "import os\nV = tl.constexpr(int(os.environ.get('SET_BY_A_FILE', '2')))\n"
+    kernel = COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+    sets = "import os\nos.environ['SET_BY_A_FILE'] = '3'\nV = tl.constexpr(4)\n"
+
+    def compiled(name, text, size):
+        (build.folder / f"{name}.py").write_text(f"{HEAD}{text}{kernel}")
+        source = Triton(f"{name}.py", folder=str(build.folder))
+        facts = declared_in("test::k", source, "k", TARGET).facts
+        signature = ("*f32:16", "*f32:16", "i32", "f32")
+        variant = Variant("test::k", source, "k", (("B", size),), signature, facts=facts)
+        jit.ensure(variant, TARGET)
+        return facts
+
+    read = (("variable SET_BY_A_FILE", None),)
+    assert compiled("sets", sets, 64) == ()
+    assert compiled("reads", reads, 64) == read
+    assert compiled("sets", sets, 128) == ()
+    assert compiled("reads", reads, 128) == read
+
+
 @pytest.mark.long
 def test_an_edit_is_compiled_and_not_an_earlier_text(build):
     common = build.folder / "common.py"

@@ -19,6 +19,7 @@ import importlib.metadata
 import importlib.util
 import linecache
 import os
+import pathlib
 import site
 import subprocess
 import sys
@@ -70,8 +71,9 @@ class OtherModules(BaseException):
 class Import:
     """The import of a file: what it may open, what it has read besides files, and its module.
 
-    device, variables: what is told to it. stubs: whether packages above the file are stubs.
-    installed: the modules of other distributions that the covered files have imported, in order.
+    device, variables: what is told to it. stubs: whether packages above the file are stubs. sets:
+    whether it has set a variable. installed: the modules of other distributions that the covered
+    files have imported, in order.
     """
 
     source: Source
@@ -82,12 +84,13 @@ class Import:
     stubs: bool
     facts: dict[str, Any] = field(default_factory=dict)
     installed: list[str] = field(default_factory=list)
+    sets: bool = False
     module: Any = None
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other file may be imported in the same process."""
-        return bool(self.facts) or not self.stubs
+        """Whether no other file may be served by the same process."""
+        return bool(self.facts) or self.sets or not self.stubs
 
 
 class ImportWorld:
@@ -119,8 +122,11 @@ class ImportWorld:
         sys.meta_path.insert(0, self._finder)
         os.environ = _Environment(self)  # type: ignore[assignment]  # noqa: B003
         subprocess.Popen = functools.partial(_popen, self, subprocess.Popen)  # type: ignore[assignment, misc]
-        for name in ("access", "lstat", "readlink", "stat"):
-            setattr(os, name, functools.partial(_asked_of_files, self, getattr(os, name)))
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10: `os.stat` as it was
+        for place in filter(None, (os, accessor)):
+            for name in vars(place).keys() & {"access", "lstat", "readlink", "stat"}:
+                asked = functools.partial(_asked_of_files, self, getattr(place, name))
+                setattr(place, name, asked)
         builtins.__import__ = functools.partial(_import, self, builtins.__import__)
         importlib.import_module = functools.partial(_import_module, self, importlib.import_module)
         sys.addaudithook(self._audit)
@@ -295,12 +301,6 @@ class ImportWorld:
         if not self._is_of_tools(frame, at_import=True):
             self.now.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.now.target)
 
-    def asked_of_files(self, path: Any) -> None:
-        """Note that a file's code asks what a path is."""
-        if self._is_importing:
-            with self.unwatched():
-                self.note_path("path", path, sys._getframe(2))
-
     def _counts_by_version(self, inside: str) -> bool:
         """Return whether a file is of an installed distribution, and note the version.
 
@@ -460,7 +460,9 @@ class _Driver:
 
 def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **options: Any) -> Any:
     """Do what a function of `os` does that a path is asked by, and note the question."""
-    world.asked_of_files(path)
+    if world._is_importing:
+        with world.unwatched():
+            world.note_path("path", path, sys._getframe(1))
     return real(path, *more, **options)
 
 
@@ -523,10 +525,12 @@ class _Environment(MutableMapping[str, str]):
         return value
 
     def __setitem__(self, name: str, value: str) -> None:
+        self._world.now.sets |= self._world._is_importing  # and not as it is compiled
         self._set[name] = value
         os.putenv(name, value)
 
     def __delitem__(self, name: str) -> None:
+        self._world.now.sets |= self._world._is_importing  # and not as it is compiled
         self._set[name] = None
         os.unsetenv(name)
 

@@ -1,7 +1,8 @@
 """The child process that runs Triton: reads JSON requests line by line, and writes answers so.
 
 It imports Triton once, and forks for the files of a package, so that no import meets what another
-package has changed. A file that reads more than the files of its source has a process of its own.
+package has changed. A file that reads more than the files of its source, or sets a variable, has a
+process of its own.
 The process ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
 
@@ -56,22 +57,21 @@ _worlds: list[ImportWorld] = []  # of a process that has imported modules of oth
 class Fork:
     """A process with imports of files; what it is asked, and what it answers.
 
-    files: those that it has imported. alone: whether it may import no other. facts: what its
-    imports have read. installed: the modules of other distributions that its file imports.
+    alone: the only file that it answers for, if there may be no other. facts: those of this file.
+    installed: the modules of other distributions that this file imports.
     """
 
     process: int
     asked: Any
     answers: Any
     group: str
-    files: set[str] = field(default_factory=set)
-    alone: bool = False
+    alone: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     installed: list[str] = field(default_factory=list)
 
     def has(self, group: str, file: str, world: dict[str, Any]) -> bool:
-        """Return whether the process has a file's import for a world, or may import the file."""
-        return self.group == group and (file in self.files or not self.alone) and self.holds(world)
+        """Return whether the process may answer for a file in a world."""
+        return self.group == group and self.alone in ("", file) and self.holds(world)
 
     def holds(self, world: dict[str, Any]) -> bool:
         """Return whether all that was read has the same values in a world."""
@@ -147,16 +147,14 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
         answer = answer if "import failed" in again else again
         _end(other)
         forks.remove(other)
-    fork.files.add(file)
     if "elsewhere" in answer:
         _end(fork)
         forks.remove(fork)
     elif "ended" in answer or "import failed" in answer:
         answer["ended" if "ended" in answer else "import failed"] = _end(fork)
         forks.remove(fork)
-    else:
-        fork.alone |= answer["alone"]
-        fork.facts |= dict(answer["facts"])
+    elif answer["alone"]:
+        fork.alone, fork.facts = file, dict(answer["facts"])
         fork.installed = answer["installed"]
     return json.dumps(answer) + "\n"
 
