@@ -193,7 +193,7 @@ class KernelFunction:
         return KernelFunction(self._kernels, self._name, items)
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
-        if not _KEYWORDS.issuperset(keywords):
+        if keywords and not _KEYWORDS.issuperset(keywords):
             unknown = min(set(keywords) - _KEYWORDS)
             raise LaunchError(
                 f"`{self._name}` was called with the unknown keyword `{unknown}`; there are: "

@@ -34,7 +34,7 @@ from jitkern.launch.devices import Devices, Launcher
 from jitkern.op.declaration import Declaration, DeclaredOp
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare
-from jitkern.runtime.programs import CallClassState, KnownAs, OpPrograms
+from jitkern.runtime.programs import CallClassState, OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ class Implementation:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, recalls: bool = True
     ) -> Any:
         """Return the op's result. recalls: whether a launch record may serve the call."""
-        settings, reasons = config.current(), list[JitkernError]()
+        settings = config.current()
+        reasons: list[JitkernError] = []
         device = self.devices.device_of((*args, *kwargs.values()))
         if self.signature.changed:
             self._check_changeable(args, kwargs)
@@ -236,19 +237,16 @@ class Implementation:
             self._check_results(result, args, kwargs)
             self._note_changes(args, kwargs)
             return result
-        launcher = self._launcher(source, device)
-        programs, state, tried = self.programs, None, frozenset[KnownAs]()
+        launcher, programs, state = self._launcher(source, device), self.programs, None
+        tried = programs.serving if programs else frozenset()
         if programs is not None:
             ordered = self.signature.in_order(args, kwargs)
             state = self._state(programs, launcher, ordered)
-            if (
-                state and recalls and config.current().record is None
-            ):  # it needs each call here once
+            if state and recalls and config.current().record is None:  # else each call comes here
                 recalled = programs.recall(state, launcher, ordered)
                 if recalled and runtime.binding.runtime():  # it calls this again on another miss
                     return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
             prepare()
-            tried = programs.serving
         runner = self.devices.runner(source, device)
         kernels = launch.kernels.Kernels(runner)
         result = self._run_in_python(launcher.function, kernels, args, kwargs)

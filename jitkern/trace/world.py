@@ -110,7 +110,8 @@ class World:
         self.bindings: dict[tuple[int, str], Binding] = {}
         self.members: list[Member] = []  # of cells and modules
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
-        self._checks: list[tuple[Callable[..., Any], Any, int]] | None = None
+        self._checks: list[tuple[Callable[..., Any], str, Any]] | None = None
+        self._gone: list[Binding] = []  # those whose values are not kept alive
         self.refusal = self.handler = ""
         # False if a value holds for the devices of this machine only, or the order of a set for
         # this process only: the hash of a text is another one in the next process.
@@ -139,11 +140,17 @@ class World:
 
     def holds(self) -> bool:
         """Whether the functions would read the same now."""
+        alive = self._alive
         if self._checks is None:
             bindings = self.bindings.values()
-            self._checks = [(space.get, name, value) for space, name, value in bindings]
+            self._gone = [bound for bound in bindings if bound.value not in alive]
+            kept = [bound for bound in bindings if bound.value in alive]
+            self._checks = [(space.get, name, alive[value]) for space, name, value in kept]
         for look_up, name, value in self._checks:
-            if id(look_up(name, ABSENT)) != value:
+            if look_up(name, ABSENT) is not value:
+                return False
+        for namespace, name, number in self._gone:
+            if id(namespace.get(name, ABSENT)) != number:
                 return False
         for function, code, defaults, keywords in self.functions:
             if (
