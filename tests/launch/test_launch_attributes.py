@@ -23,11 +23,10 @@ _number = itertools.count()
 def on_cuda(tmp_path):
     (tmp_path / "k.cu").write_text(CU)
 
-    def declare(**keywords):
+    def declare(asked=lambda n: {}):
         def launch(k, x, n):
             y = torch.empty_like(x)
-            asked = {name: value(n) for name, value in keywords.items()}
-            k.k(y, x, grid=16, block=32, **asked)
+            k.k(y, x, grid=16, block=32, **asked(n))
             return y
 
         op = kernel(
@@ -53,7 +52,7 @@ def attributes(gpu):
 @pytest.mark.long
 @needs_nvrtc
 def test_a_program_asks_for_shared_memory_once_never_for_less(on_cuda, gpu):
-    gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
+    gpu.learn(on_cuda(lambda n: {"smem": n * 1024}), (META, 100))
     for n, sets, limit in (
         (10, 0, {}),
         (40, 1, 40),  # with static shared memory it may be more than 48 KB
@@ -71,7 +70,7 @@ def test_a_program_asks_for_shared_memory_once_never_for_less(on_cuda, gpu):
 @pytest.mark.long
 @needs_nvrtc
 def test_a_program_leaves_pythons_higher_limit_alone(on_cuda, gpu):
-    gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
+    gpu.learn(on_cuda(lambda n: {"smem": n * 1024}), (META, 100))
     python = CudaFunction(b"", {"parameters": ["*f32", "*f32"], "symbol": "k"}, "`k`", ("", "", ""))
     one = (1, 1, 1)
     python.launch([0, 0], 0, 0, one, one, 200 * 1024, None, False, False)
@@ -82,7 +81,7 @@ def test_a_program_leaves_pythons_higher_limit_alone(on_cuda, gpu):
 @pytest.mark.long
 @needs_nvrtc
 def test_a_program_allows_clusters_of_16_and_a_carve_out_once(on_cuda, gpu):
-    gpu.learn(on_cuda(cluster=lambda n: n, carveout=lambda n: 100 - n), (META, 8))
+    gpu.learn(on_cuda(lambda n: {"cluster": n, "carveout": 100 - n}), (META, 8))
     for n, sets, wide, carveout in (
         (8, 1, 0, 92),
         (8, 1, 0, 92),
@@ -119,7 +118,7 @@ def test_the_python_launcher_sets_each_once(gpu):
 @needs_nvrtc
 @pytest.mark.parametrize("carveout", [-1, 101, 2.5, True], ids=str)
 def test_a_carve_out_that_is_no_percentage_is_refused(on_cuda, carveout):
-    op = on_cuda(carveout=lambda n: carveout)
+    op = on_cuda(lambda n: {"carveout": carveout})
     source = op.sources["cuda"][0]
     for variant in needs_of(op, source, "cuda", TARGET).variants:
         jit.ensure(variant, TARGET)
