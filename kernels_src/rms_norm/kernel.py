@@ -108,9 +108,9 @@ def _(device):
 
 @rms_norm_backward.reference
 def _(grad, x, weight, more, eps, offset, needs_x, needs_weight):
-    x_, g = wide(x), wide(grad)
-    r = torch.rsqrt(x_.square().mean(-1, keepdim=True) + eps)
-    normed = x_ * r
+    v, g = wide(x), wide(grad)
+    r = torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
+    normed = v * r
     dx = dweight = None
     if needs_weight and weight is not None:
         dweight = (g * normed).sum_to_size(weight.shape).to(weight.dtype)
