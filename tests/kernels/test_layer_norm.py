@@ -119,16 +119,6 @@ def test_calls_run_no_python():
         served(ops.layer_norm_backward, args[0], *args, device="cuda")
 
 
-def test_what_does_not_fit_is_refused():
-    x = torch.ones(2, 4)
-    with pytest.raises(RuntimeError, match="layer_norm: x must be floating point, got torch.int64"):
-        ops.layer_norm(x.long())
-    with pytest.raises(
-        RuntimeError, match=r"layer_norm: weights must be of shape \(4,\) .* \(3,\)"
-    ):
-        ops.layer_norm(x, torch.ones(4), torch.ones(3))
-
-
 @pytest.mark.gpu
 def test_streams_graphs_and_repetition():
     x, grad = (torch.randn(640, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
