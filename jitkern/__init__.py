@@ -99,7 +99,7 @@ _HOMES = {
     "UntrustedCache": "errors",
     "__version__": "_version",
 }
-_FOR_AUTHORS = ("kernel", "Cpp", "Cuda", "Extension", "Include", "Triton")
+_FOR_AUTHORS = ("kernel", "Cpp", "CuTile", "Cuda", "Extension", "Include", "Triton")
 _MODULES = ("ops", "declare", "cache_tools")
 
 __all__ = sorted({*_HOMES, *_MODULES} - {"__version__"})

@@ -19,6 +19,7 @@ from jitkern.source.kinds import (
     SOURCES,
     Cpp,
     Cuda,
+    CuTile,
     Extension,
     Include,
     Source,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 __all__ = [
-    "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
+    "Cpp", "CuTile", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
     "attach", "discover", "installed", "kernel",
 ]  # fmt: skip
 

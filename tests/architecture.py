@@ -27,19 +27,19 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1440,
+    "beside": 1441,
     "files": 450,
     "config": 919,
     "cache": 1873,
-    "source": 3217,
+    "source": 3299,
     "cache_tools": 1754,
     "remote": 1870,
     "calls": 784,
-    "compilers": 5004,
+    "compilers": 5504,
     "loading": 686,
     "jit": 790,
-    "launch": 3393,
-    "trace": 2567,
+    "launch": 3498,
+    "trace": 2568,
     "runtime": 3401,
     "op": 3185,
     "raw": 733,
@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1556,
     "devtools": 1075,
     "service": 1282,
-    "cli": 3076,
+    "cli": 3078,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -43,6 +43,7 @@ def test_names_do_not_collide_with_submodules():
 def test_declare_has_all_that_a_kernel_author_needs():
     assert set(jitkern.declare.__all__) == {
         "Cpp",
+        "CuTile",
         "Cuda",
         "Extension",
         "Include",

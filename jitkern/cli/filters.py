@@ -13,8 +13,8 @@ from jitkern.cli.parser import UsageError
 from jitkern.errors import CacheError, meant, meant_op
 
 KINDS = (
-    "nvrtc", "triton", "cc", "extension", "object", "runtime", "call", "choice", "declaration",
-    "shortcut",
+    "nvrtc", "triton", "cutile", "cc", "extension", "object", "runtime", "call", "choice",
+    "declaration", "shortcut",
 )  # fmt: skip
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         child_process as child_process,
         cpp as cpp,
         cuda as cuda,
+        cutile as cutile,
         dependencies as dependencies,
         parallelism as parallelism,
         result as result,

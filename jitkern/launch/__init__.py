@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         call as call,
         declared as declared,
         devices as devices,
+        flat as flat,
         geometry as geometry,
         kernels as kernels,
         launched as launched,

@@ -1,4 +1,4 @@
-"""The variant that a launch needs: template arguments, and argument classes for Triton."""
+"""The variant that a launch needs: template arguments, and classes of arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from jitkern import launch, source as source_room
 from jitkern.errors import LaunchError
 from jitkern.launch.declared import declared_in, functions_for
+from jitkern.launch.flat import address_of, class_of
 from jitkern.launch.symbols import concrete
 from jitkern.source.declarations import Encoded
 from jitkern.source.defining_file import unit_of
@@ -71,7 +72,7 @@ def expanded(
     template, keywords, config = dict(call.template), call.keywords, None
     named: dict[str, Any] = {}
     defaults: dict[str, Constant] = {}
-    if source.in_python:
+    if source.declares:
         declared = declared_in(op, source, call.function, target)
         tuned = {name for config in declared.configs for name in declared.of_config(config)}
         computed = {*declared.heuristics} - template.keys()
@@ -108,7 +109,7 @@ def all_configurations(
 ) -> Iterator[Call]:
     """Yield each call that `expanded` may return: one for each configuration."""
     count = 1
-    if source.in_python:
+    if source.declares:
         count = len(declared_in(op, source, call.function, target).configs) or 1
     for number in range(count):
         yield expanded(op, source, call, functools.partial(_numbered, number), target)
@@ -129,6 +130,8 @@ def variant_of(
     if not source.in_python:
         template = tuple((name, _constant(where, name, value)) for name, value in call.template)
         return Variant(op, unit_of(source, call.function), call.function, template), None
+    if source.flat:
+        return _flat_variant(op, source, call, where), None
     declared = declared_in(where, source, call.function, target)
     explicit = dict(call.template)
     values = *call.template, *(item for item in declared.defaults if item[0] not in explicit)
@@ -163,6 +166,27 @@ def variant_of(
     unit = unit_of(source, call.function, template)
     variant = Variant(op, unit, call.function, template, signature, options, declared.facts)
     return variant, positions
+
+
+def _flat_variant(op: str, source: Source, call: Call, where: str) -> Variant:
+    if unknown := sorted(call.keywords.keys() - {"grid"}):
+        raise LaunchError(
+            f"{where}: `{call.function}` was launched with `{unknown[0]}`, and a cuTile kernel "
+            "takes a `grid` alone: options like num_ctas stand at `@ct.kernel(...)`"
+        )
+    template = tuple((name, _number(where, name, value)) for name, value in call.template)
+    what = f"`{call.function}` of {where}"
+    classes = (class_of(what, arg, strided=source.strided) for arg in call.args)
+    return Variant(op, source, call.function, template, tuple(classes))
+
+
+def _number(op: str, name: str, value: Any) -> Constant:
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise LaunchError(
+        f"{op}: the constant {name}={value!r} must be a bool, an int or a finite float: cuTile "
+        "compiles in no other; the dtype of a tensor is `x.dtype` in the kernel"
+    )
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
@@ -257,10 +281,3 @@ def check_contiguous(where: str, source: Source, call: Call) -> None:
             "kernel changes: `torch._check(x.is_contiguous())`), or "
             f"`{type(source).__name__}(..., strided=True)` if the kernels take any strides"
         )
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Return a tensor's address; for a meta tensor, its offset into an aligned allocation."""
-    if tensor.device.type == "meta":
-        return int(tensor.storage_offset()) * tensor.element_size()
-    return tensor.data_ptr()

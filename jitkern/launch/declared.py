@@ -90,7 +90,7 @@ def declared_in(
 
 def make(variant: Variant, target: Target) -> None:
     """Make what an error says is not cached: a kernel, or what the functions of a file declare."""
-    if variant.function or not variant.source.in_python:
+    if variant.function or not variant.source.declares:
         jit.ensure(variant, target)
     else:
         _read(variant.op, variant.source, target, may_import=True)

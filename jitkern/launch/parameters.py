@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 
 from jitkern.errors import JitkernError
 from jitkern.launch.declared import declared_in
 from jitkern.source import cpp_text
+from jitkern.source.argument_classes import words_of
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Variant
 
@@ -17,15 +19,21 @@ def written(
 ) -> tuple[Sequence[int], list[str]]:
     """Return the positions of the kernel's `count` parameters, and the text of each argument.
 
-    A text is `const T* x`, for Triton `x`. kept: the positions, if the kernel does not take all
+    A text is `const T* x`, in Python `x`. kept: the positions, if the kernel does not take all
     arguments. There are no texts if the source does not show them, e.g. if a macro writes them.
     """
     try:
-        python = variant.source.in_python
-        texts = _texts_in_triton(variant) if python else _texts_in_cxx(variant, count)
-    except (OSError, JitkernError):  # the file is gone since it was compiled
+        texts = (
+            _texts_in_triton(variant) if variant.source.declares
+            else _texts_in_python(variant) if variant.source.in_python
+            else _texts_in_cxx(variant, count)
+        )  # fmt: skip
+    except (OSError, SyntaxError, JitkernError):  # the file is gone since it was compiled
         return (), []
-    positions = range(len(texts)) if kept is None else kept
+    positions: Sequence[int] = range(len(texts)) if kept is None else kept
+    if variant.source.flat and variant.signature:
+        classes = enumerate(variant.signature)
+        positions = [i for i, argument in classes for _ in range(words_of(argument))]
     return (positions, texts) if len(positions) == count else ((), [])
 
 
@@ -33,6 +41,14 @@ def _texts_in_triton(variant: Variant) -> list[str]:
     function = declared_in(variant.op, variant.source, variant.function)
     compiled_in = dict(variant.template)
     return [name for name in function.parameters if name not in compiled_in]
+
+
+def _texts_in_python(variant: Variant) -> list[str]:
+    compiled_in = dict(variant.template)
+    for node in ast.walk(ast.parse(variant.source.paths[0].read_bytes())):
+        if isinstance(node, ast.FunctionDef) and node.name == variant.function:
+            return [a.arg for a in node.args.args if a.arg not in compiled_in]
+    return []
 
 
 def _texts_in_cxx(variant: Variant, count: int) -> list[str]:

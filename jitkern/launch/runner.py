@@ -127,7 +127,7 @@ class Runner:
         return self._expanded(call, choose)
 
     def _expanded(self, call: Call, choose: Callable[..., Any]) -> Call:
-        if self.source.in_python:
+        if self.source.declares:
             may_import = config.current().compile != "background"
             declared_in(self.where, self.source, call.function, self.target, may_import=may_import)
         return expanded(self.where, self.source, call, choose, self.target)
@@ -225,7 +225,7 @@ class Runner:
             self._ready[key] = PreparedLaunch(
                 compiled, what, packs,
                 LaunchedKernel(what, self._start, self.device, call, compiled, self.target)
-                if pair else None,
+                if self.source.declares else None,
             )  # fmt: skip
         return self._ready[key]
 
@@ -356,6 +356,8 @@ def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments that the compiled kernel takes."""
     if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
         return launch.resources.tables.spread(args)
+    if compiled.variant.source.flat:
+        return launch.flat.flattened(args, strided=compiled.variant.source.strided)
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 

@@ -97,7 +97,7 @@ def traces_of(
     reasons: dict[str, None] = {}
     without = []
     models = {""}  # the device models that have chosen among the op's configurations, if any
-    if source.in_python or isinstance(op.launch_function(source, target.device), Tuned):
+    if source.declares or isinstance(op.launch_function(source, target.device), Tuned):
         models = {str(c["model"]) for _, c in choices_of(op.name, source, target)} or models
     known = [CachedKernels(op.name, source, target, m, entries) for m in sorted(models)]
     for call in calls:

@@ -124,7 +124,7 @@ def reader() -> records.Reader:
 def found(call_class: CallClass, read: records.Reader) -> list[StoredRecord]:
     """Return the records of a class of calls, likely ones first; odd ones are left out."""
     models, (function, source, _, device) = [""], call_class.launcher
-    if source.in_python or hasattr(function, "tuning"):
+    if source.declares or hasattr(function, "tuning"):
         models.append(launch.tuned.model_of(device))
     keys = filter(None, map(call_class.key, models))
     return sorted(of_keys(read, *keys), key=lambda one: one.record.example != call_class.example)

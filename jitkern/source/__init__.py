@@ -8,6 +8,7 @@ from jitkern._lazy import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.source import (
+        argument_classes as argument_classes,
         closure as closure,
         constants as constants,
         cpp_text as cpp_text,

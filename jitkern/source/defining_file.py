@@ -23,7 +23,7 @@ def unit_of(source: Source, function: str, template: Iterable[tuple[str, Constan
     mentions it. Raises DeclarationError if no file or several files are left. For a Triton kernel,
     `others` names the files of functions among its constexprs.
     """
-    if source.in_python and any(isinstance(value, str) for _, value in template):
+    if source.declares and any(isinstance(value, str) for _, value in template):
         files = source_room.constants.files_of(value for _, value in template)
         return source.replace(others=tuple(files)) if files else source
     if len(source.files) == 1:

@@ -151,6 +151,8 @@ class Source:
     devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
     in_python: ClassVar[bool] = False  # whether its kernels are functions of one Python file
+    declares: ClassVar[bool] = False  # whether launches need what these functions declare
+    flat: ClassVar[bool] = False  # whether a tensor is passed as its address, sizes and strides
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
     seconds: ClassVar[float] = 0.4  # that a compile usually takes
     function: str = ""  # of an Extension
@@ -270,7 +272,7 @@ class Source:
         """The source as files that another process can read, whether or not it was a text."""
         if not self.text:
             return self
-        include = tuple(Include(*root) for root in self.roots[1:])
+        include = () if self.in_python else tuple(Include(*root) for root in self.roots[1:])
         return self.replace(text="", folder=self.folder, include=include)
 
     @property
@@ -377,16 +379,31 @@ class Cpp(Source):
         self.openmp = true_or_false("openmp", openmp)
 
 
-class Triton(Source):
-    """A `.py` file of `@triton.jit` functions, or one such function of a file or a cell."""
+class PythonSource(Source):
+    """A `.py` file of kernels, which only the compiler's process imports."""
 
-    kind: ClassVar[str] = "triton"
     suffixes: ClassVar[tuple[str, ...]] = (".py",)
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     runs: ClassVar[str] = CUDA
-    compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     seconds: ClassVar[float] = 1.0
     in_python: ClassVar[bool] = True
+
+    def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
+        """A copy as the folder declares it, in the package of its file."""
+        placed = super().placed(folder, place, **fields)
+        parts = placed.package.split(".") if placed.package else []
+        if parts and os.sep in self.files[0]:
+            for folder_name in Path(os.path.normpath(self.files[0])).parent.parts:
+                parts = parts[:-1] if folder_name == ".." else [*parts, folder_name]
+        return placed.replace(package=".".join(parts))
+
+
+class Triton(PythonSource):
+    """A `.py` file of `@triton.jit` functions, or one such function of a file or a cell."""
+
+    kind: ClassVar[str] = "triton"
+    compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
+    declares: ClassVar[bool] = True
 
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
@@ -395,21 +412,40 @@ class Triton(Source):
         super().__init__(files, **rest)
 
     def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
-        """A copy as the folder declares it, in the package of its file.
-
-        A function stays where it is, and in its package.
-        """
+        """A copy as the folder declares it; a function stays where it is, and in its package."""
         placed = super().placed(folder, place, **fields)
         if self.text:
             return placed.replace(written_at=self.written_at or placed.written_at, package="")
         if Path(self.files[0]).is_absolute():
             file = os.path.relpath(self.files[0], folder)
             return placed.replace(files=(file,), package=self.package)
-        parts = placed.package.split(".") if placed.package else []
-        if parts and os.sep in self.files[0]:
-            for folder_name in Path(os.path.normpath(self.files[0])).parent.parts:
-                parts = parts[:-1] if folder_name == ".." else [*parts, folder_name]
-        return placed.replace(package=".".join(parts))
+        return placed
+
+
+class CuTile(PythonSource):
+    """A `.py` file of `@ct.kernel` functions of `cuda.tile`.
+
+    packages: the versions of other packages that the file imports, e.g. `{"numpy": "2.3.4"}`. They
+        enter the key; a build refuses packages that are not named, and other versions.
+    """
+
+    kind: ClassVar[str] = "cutile"
+    compiler: ClassVar[str] = "jitkern.compilers.cutile.compiler:CuTileCompiler"
+    flat: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        files: str | Sequence[str] = (),
+        *,
+        packages: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+        **rest: Unpack[Options],
+    ) -> None:
+        super().__init__(files, **rest)
+        pairs = packages.items() if isinstance(packages, Mapping) else packages
+        self.packages = tuple(sorted((str(name), str(version)) for name, version in pairs))
+        for name, value in (("flags", self.flags), ("include", self.include)):
+            if value:
+                raise _refusal(f"{name}={value!r}: options stand at `@ct.kernel(...)`")
 
 
 class Extension(Source):
@@ -521,15 +557,17 @@ class Generated(Source):
 
 
 SOURCES: dict[str, type[Source]] = config.KINDS  # so that the setting `prefer` may name each kind
-SOURCES.update({kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)})
+SOURCES.update({kind.kind: kind for kind in (Cuda, Cpp, Triton, CuTile, Extension)})
 
 
 class Variant(NamedTuple):
     """One specialisation of one source of one op: the unit of compilation.
 
-    function: the `__global__`, `extern "C"` or `@triton.jit` function; empty for an Extension.
-    template: template arguments, macros or constexprs, by name, in order.
-    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`.
+    function: the `__global__`, `extern "C"`, `@triton.jit` or `@ct.kernel` function; empty for an
+    Extension.
+    template: template arguments, macros, constexprs or constants, by name, in order.
+    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`; cuTile's, see
+    `argument_classes`.
     options: Triton's compile options, e.g. num_warps.
     facts: what an import of a Triton file reads, and finds; see `import_facts`.
     """

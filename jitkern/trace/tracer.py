@@ -11,7 +11,8 @@ import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.call import Call, address_of, check_contiguous, expanded
+from jitkern.launch.call import Call, check_contiguous, expanded
+from jitkern.launch.flat import address_of
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.launch.call import address_of, is_lazy
+from jitkern.launch.call import is_lazy
+from jitkern.launch.flat import address_of
 from jitkern.launch.symbols import Unsupported, running
 from jitkern.source.dtypes import table_of
 

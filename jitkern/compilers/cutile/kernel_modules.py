@@ -1,0 +1,137 @@
+"""The import of a kernel's file and its helpers, of which nothing but what the key covers counts.
+
+The text that is compiled names no folder of this machine: cuTile writes the names of files into the
+cubin, for debuggers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jitkern
+from jitkern.source.closure import module_files
+from jitkern.source.kinds import CuTile
+
+_TILE = ("cuda", "tile")  # from cuda import tile
+_IMPORTERS = ("importlib", "pkgutil", "runpy", "zipimport")  # that import by a text
+_ELSEWHERE = ("os.exec", "os.posix_spawn", "os.system", "socket.connect", "subprocess.Popen")
+_INSTALLED = ("site-packages", "dist-packages")  # folders of pip
+
+
+class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The finder and loader of the files of one source.
+
+    files: its closure. staging: the folder that cuTile writes to. A package around them is empty,
+    unless the closure has its `__init__`.
+    """
+
+    def __init__(self, source: CuTile, files: Sequence[str], staging: str) -> None:
+        self._source = source
+        self._packages = dict(source.packages)
+        self._files = {*files}
+        python = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+        installed = (path for path in sys.path if Path(path).name in _INSTALLED)
+        own = str(Path(jitkern.__file__).parent)
+        folders = (own, staging, *python, *installed, "/proc", "/dev")
+        self._readable = (*files, *(f"{folder}{os.sep}" for folder in folders))
+        path = source.paths[0]
+        self._main = f"{source.package}.{path.stem}" if source.package else path.stem
+        self._parents = {self._main[:i] for i, c in enumerate(self._main) if c == "."}
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def module(self) -> ModuleType:
+        """Import the kernel's file. Raises whatever its statements raise, and ImportError."""
+        self._check_versions()
+        sys.meta_path.insert(0, self)
+        sys.addaudithook(self._audit)
+        sys.modules.pop(self._main, None)
+        return importlib.import_module(self._main)
+
+    def real(self, text: str) -> str:
+        """Return a text with the paths of the files on this machine."""
+        for path in self._files:
+            text = text.replace(self._name(path), path)
+        return text
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        file = str(self._source.paths[0]) if name == self._main else self._file_of(name)
+        if not file and name not in self._parents:
+            return None
+        package = name in self._parents or file.endswith("__init__.py")
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=package)
+        spec.loader_state = file
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__
+        path = module.__spec__.loader_state
+        vars(module)["__builtins__"] = self._builtins
+        if path:
+            name = module.__file__ = self._name(path)
+            text = importlib.util.decode_source(Path(path).read_bytes())
+            linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+            exec(compile(text, name, "exec", dont_inherit=True), vars(module))  # noqa: S102  as an import does
+
+    def _file_of(self, name: str) -> str:
+        paths = module_files(self._source, "", (0, name))
+        return next((path for path in paths if path in self._files), "")
+
+    def _name(self, path: str) -> str:
+        """The path of a file as code names it: relative to the kernel's folder."""
+        return f"/jitkern/{os.path.relpath(path, self._source.folder)}"
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0  # noqa: A002
+    ) -> Any:  # fmt: skip
+        """Do what an import statement of the files does, for what the key covers."""
+        of_cutile = f"{name}.".startswith("cuda.tile.") or (name, *(fromlist or ())) == _TILE
+        top = name.partition(".")[0]
+        ours = level or self._file_of(name) or {name, top} & {self._main, *self._parents}
+        known = top in sys.stdlib_module_names and top not in _IMPORTERS
+        if not (ours or known or of_cutile):
+            self._check_declared(name, top)
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+    def _check_declared(self, name: str, top: str) -> None:
+        owners = importlib.metadata.packages_distributions().get(top, [])
+        if self._packages.keys() & {*owners}:
+            return
+        versions = {owner: importlib.metadata.version(owner) for owner in owners}
+        remedy = f"declare its version, CuTile(..., packages={versions})"
+        raise ImportError(
+            f"`{name}` is imported, which the cache key does not cover: "
+            + (remedy if owners else "it is no module of the kernel's package")
+        )
+
+    def _check_versions(self) -> None:
+        for name, version in self._packages.items():
+            try:
+                installed = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                installed = "no version"
+            if installed != version:
+                raise ImportError(
+                    f'{name} {version} is declared, and {installed} is installed: pip install "'
+                    f'{name}=={version}", or correct `packages`'
+                )
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str):
+            path = os.path.abspath(args[0])  # noqa: PTH100
+            if not path.startswith(self._readable) and os.path.isfile(path):  # noqa: PTH113
+                raise ImportError(f"a kernel opens {path}, which the cache key does not cover")
+        if event == "subprocess.Popen" and Path(args[1][0]).name == "tileiras":
+            return
+        if event in _ELSEWHERE:
+            raise ImportError(f"a kernel calls {event}, whose answer the cache key does not cover")

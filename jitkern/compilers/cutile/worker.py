@@ -1,0 +1,160 @@
+"""The child process that compiles one kernel: reads a request, and writes `answer.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from ctypes import sizeof
+from pathlib import Path
+from typing import Any
+
+from jitkern.compilers.cutile.cubin import facts_of
+from jitkern.compilers.cutile.kernel_modules import KernelModules
+from jitkern.source.argument_classes import ALIGNMENT, ONE, ZERO, TensorClass
+from jitkern.source.dtypes import DTYPES
+from jitkern.source.kinds import CuTile
+
+ANSWER = "answer.json"
+CUBIN = "kernel.cubin"
+
+
+class NotBuilt(Exception):
+    """Raised for what jitkern does not compile; the text is for the author of the kernel."""
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.read())
+    staging = Path(request["staging"])
+    modules = KernelModules(CuTile(**request["source"]), request["files"], str(staging))
+    answer: dict[str, Any]
+    try:
+        answer = {"meta": _compiled(request, modules, staging)}
+    except BaseException as e:  # noqa: BLE001  whatever a kernel's file raises
+        answer = {"error": modules.real(_explain(e))}
+        traceback.print_exc()
+    (staging / ANSWER).write_text(json.dumps(answer))
+
+
+def _compiled(request: dict[str, Any], modules: KernelModules, staging: Path) -> dict[str, Any]:
+    """Write the cubin, and return the metadata for launches."""
+    from cuda.tile import compilation
+    from cuda.tile._compile import _find_compiler_bin
+
+    found = _find_compiler_bin().path
+    if Path(found).resolve() != Path(request["tileiras"]).resolve():
+        raise NotBuilt(f"cuTile takes {found}, and not the tileiras of its package")
+    kernel = _kernel(modules, request["function"])
+    signature, parameters = _signature(kernel, request)
+    compilation.export_kernel(
+        kernel, [signature], str(staging / CUBIN), gpu_code=request["arch"], output_format="cubin"
+    )
+    facts = facts_of((staging / CUBIN).read_bytes(), signature.symbol)
+    sizes = tuple(8 if code[0] == "*" else sizeof(DTYPES[code].ctype) for code in parameters)
+    if facts.parameters != sizes:
+        raise NotBuilt(
+            f"its cubin takes parameters of {facts.parameters} bytes, and not of {sizes}"
+        )
+    if facts.cluster != (1, 1, 1) or facts.block[1:] != (1, 1):
+        raise NotBuilt("it needs clusters of blocks, which jitkern does not launch: omit num_ctas")
+    return {
+        "artifact": CUBIN, "symbol": signature.symbol, "parameters": parameters,
+        "block": facts.block[0], "smem": 0, "cluster": 1, "resources": {},
+    }  # fmt: skip
+
+
+def _kernel(modules: KernelModules, function: str) -> Any:
+    import cuda.tile
+
+    found = vars(modules.module())
+    kernel = found.get(function)
+    if not isinstance(kernel, cuda.tile.kernel):
+        has = ", ".join(n for n, v in found.items() if isinstance(v, cuda.tile.kernel)) or "none"
+        raise NotBuilt(f"it has no @ct.kernel function `{function}`; it has: {has}")
+    if captured := kernel._pyfunc.__code__.co_freevars:
+        raise NotBuilt(
+            f"`{function}` is a closure over `{captured[0]}`, whose value no key covers: pass it "
+            f"as a constant, `{captured[0]}: ct.Constant[int]`, or write it into the file"
+        )
+    return kernel
+
+
+def _signature(kernel: Any, request: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Return cuTile's signature of a launch, and the codes of the parameters of the cubin."""
+    from cuda.tile.compilation import CallingConvention, KernelSignature
+
+    annotated = kernel._annotated_function
+    names, constants = [*annotated.pysig.parameters], dict(request["template"])
+    nodes = dict(zip(names, annotated.parameter_annotations))
+    function, given = request["function"], [*request["signature"]]
+    passed = [name for name in names if name not in constants]
+    what = f"`{function}({', '.join(names)})`"
+    for name in constants:
+        if name not in nodes:
+            raise NotBuilt(f"{what} has no parameter `{name}`")
+    for name in passed:
+        if nodes[name].KIND != "leaf" or nodes[name].list:
+            raise NotBuilt(f"{what}: `{name}` is a tuple or a list: give each item a parameter")
+        if nodes[name].constant:
+            at = f"k.{function}[{{'{name}': …}}](…)"
+            raise NotBuilt(f"{what} needs the constant `{name}`, so pass it in brackets: {at}")
+    if len(passed) != len(given):
+        listed = ", ".join(passed)
+        raise NotBuilt(f"{what} takes {len(passed)} arguments ({listed}), got {len(given)}")
+    codes: list[str] = []
+    constraints = [
+        constants[name] if name in constants else _constraint(given.pop(0), nodes[name], codes)
+        for name in names
+    ]
+    convention = CallingConvention.cutile_python_v1()
+    return KernelSignature(constraints, convention, function), codes
+
+
+def _constraint(argument: str, node: Any, codes: list[str]) -> Any:
+    """Return what cuTile may assume of an argument, as `ct.launch` does; adds its parameters."""
+    import cuda.tile as ct
+    from cuda.tile.compilation import ArrayConstraint, ScalarConstraint
+
+    if argument[:1] != "*":
+        plain = {"bool": ct.bool_, "int": ct.int32, "float": ct.float32}[argument]
+        scalar = node.scalar.dtype if node.scalar else plain
+        code = next((c for c, d in DTYPES.items() if d.torch == scalar.name.rstrip("_")), "")
+        if not code or not DTYPES[code].ctype:
+            raise NotBuilt(f"a launch cannot pass a number as {scalar.name}: use a tensor")
+        codes.append(code)
+        return ScalarConstraint(scalar)
+    tensor = TensorClass.parse(argument)
+    index = node.array.index_dtype if node.array and node.array.index_dtype else ct.int32
+    word = {"int32": "i32", "int64": "i64"}[index.name]
+    codes += [f"*{tensor.dtype}", *[word] * (2 * len(tensor.sizes))]
+    known = [1 if stride == ONE else None for stride in tensor.strides]
+    dtype = DTYPES[tensor.dtype].torch
+    return ArrayConstraint(
+        getattr(ct, {"bool": "bool_"}.get(dtype, dtype)), len(tensor.sizes), index_dtype=index,
+        stride_lower_bound_incl=[None if one else 0 for one in known], alias_groups=(),
+        may_alias_internally=ZERO in tensor.strides, stride_constant=known,
+        stride_divisible_by=[
+            1 if s == ONE else ALIGNMENT if s == ZERO else int(s) for s in tensor.strides
+        ],
+        shape_divisible_by=tensor.sizes, base_addr_divisible_by=tensor.alignment,
+    )  # fmt: skip
+
+
+def _explain(e: BaseException) -> str:
+    """Return the error as `file(line): error: message`, the form of the other compilers."""
+    path, line = getattr(e, "filename", None), getattr(e, "lineno", None)
+    message = str(getattr(e, "message", None) or getattr(e, "msg", None) or e)
+    loc = getattr(e, "loc", None)
+    if loc is not None and getattr(loc, "filename", None):
+        path, line = loc.filename, loc.line
+    if path is None:
+        frames = traceback.extract_tb(e.__traceback__)
+        last = next((f for f in reversed(frames) if f.filename.startswith("/jitkern/")), None)
+        path, line = (last.filename, last.lineno) if last else ("", None)
+    at = f"{path}({line}): " if path and line else ""
+    name = "" if isinstance(e, (NotBuilt, ImportError)) else f"{type(e).__name__}: "
+    return f"{at}error: {name}{message}"
+
+
+if __name__ == "__main__":
+    main()
