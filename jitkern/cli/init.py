@@ -3,7 +3,8 @@
 `jitkern init mypkg` makes the project `mypkg/`, with two ops for CUDA, Triton and C++ in
 `src/mypkg`, tests, a bench and a `pyproject.toml` through which `jitkern prewarm` and `jitkern
 list` find the ops once it is installed. `jitkern init --kernel relu` makes the folder `relu/` with
-the op `relu::relu`, and `--kernel mypkg::relu` one whose op belongs to `mypkg`.
+the op `relu::relu`, and `--kernel mypkg::relu` one whose op belongs to `mypkg`. With `--kind
+cutile` the kernel is written in cuTile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jitkern.cli.output import print_json, say
 # Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel.
 TEMPLATES = Path(__file__).with_name("templates")
 PACKAGE, KERNEL = "mypkg", "scale"
+KINDS = ("cutile",)  # which have a template of their own
 # Modules that the package or its tests need, which the name would hide, and namespaces of Torch.
 TAKEN = """
 aten bench jitkern jitkern_python kernels pip prim prims pytest quantized setuptools tests torch
@@ -30,7 +32,7 @@ triton
 """
 # Names that the kernel templates use: parameters, and names that the compilers declare.
 RESERVED = """
-T alpha bfloat16 blockDim blockIdx float16 grad gridDim int16_t int32_t int64_t int8_t main size_t
+T alpha bfloat16 blockDim blockIdx ct float16 grad gridDim int16_t int32_t int64_t int8_t main size_t
 std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
 """
 CXX = """
@@ -54,6 +56,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--kernel", action="store_true", help="write only a kernel folder, without a package"
     )
     parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="with --kernel: the kind of its source, by default CUDA and C++",
+    )
+    parser.add_argument(
         "--compile-commands",
         action="store_true",
         help="also write compile_commands.json, for clangd; `jitkern explain` renews it",
@@ -64,6 +71,9 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     namespace, _, name = args.name.rpartition("::") if args.kernel else ("", "", args.name)
     namespace = namespace or name
+    if args.kind and not args.kernel:
+        say("--kind is for --kernel: a package begins with kernels in CUDA, Triton and C++")
+        return 2
     for text in (namespace, name):
         if reason := _unusable(text):
             say(f"`{text}` is not a usable module name: {reason}")
@@ -78,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix=".jitkern-", dir=".") as staging:  # whole, or not there
         staged = Path(staging, name)
         if args.kernel:
-            _write("kernel", staged, {PACKAGE: namespace, KERNEL: name})
+            _write(args.kind or "kernel", staged, {PACKAGE: namespace, KERNEL: name})
         else:
             _write("package", staged, {PACKAGE: name})
             _write("kernel", staged / "src" / name / "kernels" / KERNEL, {PACKAGE: name})

@@ -134,6 +134,22 @@ def test_a_kernel_name_that_its_files_use_is_refused(cli, here, name):
     assert cli("init", "--kernel", f"{name}::relu")[0] == 0
 
 
+def test_a_kind_is_for_one_kernel(cli, here):
+    assert cli("init", "mypkg", "--kind", "cutile")[0] == 2
+    assert not list(here.iterdir())
+    assert cli("init", "--kernel", "relu", "--kind", "cutile")[0] == 0
+    assert files_in(here) == {"relu/kernel.py", "relu/relu.py"}
+
+
+@pytest.mark.long
+def test_a_kernel_in_cutile_works_at_once(cli, here):
+    """The gradient of the op is an op, too."""
+    assert cli("init", "--kernel", "mylib::relu", "--kind", "cutile")[0] == 0
+    target = "cuda-sm_90-cu130-torch2.13.0"
+    done = command(sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "relu", "--target", target)  # fmt: skip
+    assert (done.returncode, "6 kernels, 12 records" in done.stdout) == (0, True), done.stderr
+
+
 @pytest.mark.long
 def test_a_kernel_folder_works_at_once(cli, here, run_python):
     assert cli("init", "--kernel", "twice")[0] == 0

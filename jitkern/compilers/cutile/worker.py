@@ -26,12 +26,13 @@ class NotBuilt(Exception):
 def main() -> None:
     request = json.loads(sys.stdin.read())
     staging = Path(request["staging"])
-    modules = KernelModules(CuTile(**request["source"]), request["files"], str(staging))
+    source = CuTile(**request["source"])
+    modules = KernelModules(source, request["files"], str(staging))
     answer: dict[str, Any]
     try:
         answer = {"meta": _compiled(request, modules, staging)}
     except BaseException as e:  # noqa: BLE001  whatever a kernel's file raises
-        answer = {"error": modules.real(_explain(e))}
+        answer = {"error": modules.real(_explain(e, str(source.paths[0])))}
         traceback.print_exc()
     (staging / ANSWER).write_text(json.dumps(answer))
 
@@ -71,11 +72,6 @@ def _kernel(modules: KernelModules, function: str) -> Any:
     if not isinstance(kernel, cuda.tile.kernel):
         has = ", ".join(n for n, v in found.items() if isinstance(v, cuda.tile.kernel)) or "none"
         raise NotBuilt(f"it has no @ct.kernel function `{function}`; it has: {has}")
-    if captured := kernel._pyfunc.__code__.co_freevars:
-        raise NotBuilt(
-            f"`{function}` is a closure over `{captured[0]}`, whose value no key covers: pass it "
-            f"as a constant, `{captured[0]}: ct.Constant[int]`, or write it into the file"
-        )
     return kernel
 
 
@@ -140,20 +136,18 @@ def _constraint(argument: str, node: Any, codes: list[str]) -> Any:
     )  # fmt: skip
 
 
-def _explain(e: BaseException) -> str:
+def _explain(e: BaseException, file: str) -> str:
     """Return the error as `file(line): error: message`, the form of the other compilers."""
-    path, line = getattr(e, "filename", None), getattr(e, "lineno", None)
-    message = str(getattr(e, "message", None) or getattr(e, "msg", None) or e)
-    loc = getattr(e, "loc", None)
-    if loc is not None and getattr(loc, "filename", None):
+    frames = traceback.extract_tb(e.__traceback__)
+    place: Any = next((f for f in reversed(frames) if f.filename.startswith("/jitkern/")), None)
+    path, line = (place.filename, place.lineno) if place else (file, None)
+    if isinstance(e, SyntaxError):
+        path, line = e.filename or path, e.lineno
+    if (loc := getattr(e, "loc", None)) and loc.filename:  # of cuTile's errors
         path, line = loc.filename, loc.line
-    if path is None:
-        frames = traceback.extract_tb(e.__traceback__)
-        last = next((f for f in reversed(frames) if f.filename.startswith("/jitkern/")), None)
-        path, line = (last.filename, last.lineno) if last else ("", None)
-    at = f"{path}({line}): " if path and line else ""
+    message = getattr(e, "message", None) or getattr(e, "msg", None) or str(e)
     name = "" if isinstance(e, (NotBuilt, ImportError)) else f"{type(e).__name__}: "
-    return f"{at}error: {name}{message}"
+    return f"{path}{f'({line})' if line else ''}: error: {name}{message}"
 
 
 if __name__ == "__main__":

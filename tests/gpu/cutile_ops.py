@@ -1,0 +1,110 @@
+"""Ops in cuTile for the tests on a GPU, where its wheels may be absent.
+
+`python tests/gpu/cutile_ops.py cutile.tar cuda-sm_90-cu130-torch2.11.0` compiles them for that target without a GPU, and
+writes a bundle. `CUTILE_BUNDLE=cutile.tar pytest -m gpu tests/gpu/test_gpu_cutile.py` tests them on the GPU.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cutile_gemm"))
+from gemm.kernel import gemm
+
+import jitkern
+from jitkern import cache_tools, config
+from jitkern.declare import CuTile, kernel
+from jitkern.jit import open_cache
+
+TEXT = """
+import cuda.tile as ct
+Int = ct.Constant[int]
+
+@ct.kernel
+def scale(out, x, by, B: Int):
+    i = ct.bid(0)
+    ct.store(out, index=(i,), tile=ct.astype(ct.load(x, index=(i,), shape=(B,)) * by, out.dtype))
+
+@ct.kernel
+def row_sums(out, x, B: Int):
+    i, total = ct.bid(0), ct.zeros((1,), dtype=ct.float32)
+    for j in range(ct.cdiv(x.shape[1], B)):
+        tile = ct.load(x, index=(i, j), shape=(1, B), padding_mode=ct.PaddingMode.ZERO)
+        total = total + ct.sum(ct.astype(tile, ct.float32), axis=1)
+    ct.store(out, index=(i,), tile=total)
+"""
+
+scale = kernel("cutile_test::scale(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT))
+row_sums = kernel("cutile_test::row_sums(Tensor x) -> Tensor", cuda=CuTile(text=TEXT, strided=True))
+SIZES = (1 << 20, 100_003, 1000, 1)
+OPS = (gemm, scale, row_sums)
+
+
+@scale.reference
+def _(x, by):
+    return x * by
+
+
+@scale.launch("cuda")
+def _(k, x, by):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.numel()
+    k.scale[{"B": 1024}](out.view(n), x.view(n), by, grid=(n + 1023) // 1024)
+    return out
+
+
+@scale.backward
+def _(grad, by):
+    return scale(grad, by)
+
+
+@scale.samples
+def _(device):
+    for n in SIZES:
+        yield torch.randn(n, device=device), 0.5
+    yield torch.randn(1001, device=device)[1:], 0.5
+
+
+@row_sums.reference
+def _(x):
+    return x.float().sum(1)
+
+
+@row_sums.launch("cuda")
+def _(k, x):
+    out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    k.row_sums[{"B": 256}](out, x, grid=x.shape[0])
+    return out
+
+
+@row_sums.samples
+def _(device):
+    for x in matrices(device):
+        yield (x,)
+
+
+def matrices(device):
+    """Matrices of several layouts."""
+    x = torch.randn(48, 1000, device=device, dtype=torch.bfloat16)
+    return [x, x.t(), x[:, ::2], x[3:, 5:], x[:, :1].expand(48, 300)]
+
+
+def main() -> None:
+    bundle, target = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder, config.using(cache_dir=folder):
+        for result in jitkern.prewarm([*OPS], targets=[target]):
+            print(result)
+        cache = open_cache()
+        print(
+            cache_tools.pack(
+                cache, cache_tools.chosen(cache, cache_tools.EntryFilter()), Path(bundle)
+            ),
+            "entries",
+        )
+
+
+if __name__ == "__main__":
+    main()
