@@ -65,6 +65,10 @@ H100 = target_of("sm_90")
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
 )
+needs_cutile = pytest.mark.skipif(
+    importlib.util.find_spec("cutile_cache") is None,
+    reason="needs cuTile: pip install jitkern[cutile]",
+)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 

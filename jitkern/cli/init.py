@@ -32,8 +32,8 @@ triton
 """
 # Names that the kernel templates use: parameters, and names that the compilers declare.
 RESERVED = """
-T alpha bfloat16 blockDim blockIdx ct float16 grad gridDim int16_t int32_t int64_t int8_t main size_t
-std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
+T alpha bfloat16 blockDim blockIdx ct float16 grad gridDim int16_t int32_t int64_t int8_t main
+size_t std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
 """
 CXX = """
 alignas alignof and_eq asm auto bitand bitor bool case catch char compl concept const constexpr

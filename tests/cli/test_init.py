@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import H100, REPOSITORY, kernels, last_json
+from helpers import H100, REPOSITORY, kernels, last_json, needs_cutile
 
 from jitkern.compilers.cuda import toolkit
 
@@ -141,6 +141,7 @@ def test_a_kind_is_for_one_kernel(cli, here):
     assert files_in(here) == {"relu/kernel.py", "relu/relu.py"}
 
 
+@needs_cutile
 @pytest.mark.long
 def test_a_kernel_in_cutile_works_at_once(cli, here):
     """The gradient of the op is an op, too."""

@@ -2,15 +2,13 @@
 
 import itertools
 import os
-import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 from fake_gpu import FakeGpu
-from helpers import REPOSITORY, one_in_four
+from helpers import REPOSITORY, needs_cutile, one_in_four
 
 import jitkern
 from jitkern import config, jit
@@ -32,6 +30,7 @@ TARGETS = {
     for arch in ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 }
 TARGET = TARGETS["sm_90"]
+pytestmark = needs_cutile
 _number = itertools.count()
 
 HEAD = "import cuda.tile as ct\nInt = ct.Constant[int]\n"
@@ -161,6 +160,15 @@ def test_a_kernel_may_be_made_by_a_function_of_its_file(build):
         build(CLOSURE.replace("(3)", f"({n})"), signature=(VECTOR,) * 2) for n in (3, 4)
     )
     assert cubin(first) != cubin(second)
+
+
+@pytest.mark.long
+def test_a_file_may_be_named_like_a_module_of_python(build):
+    (build.folder / "types.py").write_text(HELPER.format(2))
+    (build.folder / "math.py").write_text(HELPED.replace("from helper", "from .types"))
+    kind = CuTile("math.py", folder=str(build.folder))
+    variant = Variant("test::k", kind, "k", (("B", 64),), (VECTOR, VECTOR, "float"))
+    assert jit.ensure(variant, TARGET).manifest.meta["symbol"] == "k"
 
 
 @pytest.mark.long
@@ -450,21 +458,3 @@ def test_processes_and_folders_give_equal_bytes(build, tmp_path):
         with config.using(cache_dir=tmp_path / f"cache{number}"):
             found.add(cubin(build(HELPED, folder=folder)))
     assert len(found) == 1
-
-
-# ------------------------------------------------------------------ the page of the docs
-
-
-@pytest.mark.long
-def test_the_kernel_of_the_page_is_built_and_traced(tmp_path, monkeypatch):
-    page = (REPOSITORY / "docs" / "cutile.md").read_text()
-    for file, text in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL):
-        path = tmp_path / file
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    monkeypatch.chdir(tmp_path)
-    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "scale_rows"]
-    targets = [f"--target={TARGETS[arch]}" for arch in ("sm_90", "sm_100")]
-    done = subprocess.run([*command, *targets], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("2 kernels, 2 records") == 2

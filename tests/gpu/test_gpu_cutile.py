@@ -19,7 +19,7 @@ BUNDLE = os.environ.get("CUTILE_BUNDLE", "")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not BUNDLE and not importlib.util.find_spec("cuda.tile"),
+        not BUNDLE and not importlib.util.find_spec("cutile_cache"),
         reason="needs cuda-tile, or CUTILE_BUNDLE: see tests/gpu/cutile_ops.py",
     ),
 ]

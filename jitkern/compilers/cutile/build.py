@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,6 +20,7 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 REMEDY = 'pip install "jitkern[cutile]"'
+ANSWER = "answer.json"  # that the child process writes
 _OLDEST_CUDA = 13  # whose drivers load what tileiras writes
 _UNKNOWN_ARCH = "for the --gpu-name option"
 _START = (  # `-I` keeps PYTHONPATH out, and the current directory
@@ -71,7 +73,10 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     status, output = child_process.run(command, text=text, cwd=staging, env=environment)
     shutil.rmtree(scratch, ignore_errors=True)
     write_log(staging, command, f"{text}\n{output}", unseen=True)
-    answer = _answer(staging, status)
+    answer: dict[str, Any] = {"error": f"error: cuTile's process ended with status {status}"}
+    with contextlib.suppress(FileNotFoundError):
+        answer = json.loads((staging / ANSWER).read_text())
+        (staging / ANSWER).unlink()
     if "error" in answer:
         if _UNKNOWN_ARCH in answer["error"]:
             raise TargetError(
@@ -80,12 +85,3 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
             )
         raise compile_error(variant, target, command, f"{answer['error']}\n\n{output}")
     return Built(compiler, answer["meta"])
-
-
-def _answer(staging: Path, status: int) -> dict[str, Any]:
-    path = staging / "answer.json"
-    if not path.is_file():
-        return {"error": f"error: cuTile's process ended with status {status}"}
-    answer: dict[str, Any] = json.loads(path.read_text())
-    path.unlink()
-    return answer

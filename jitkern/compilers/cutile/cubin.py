@@ -5,28 +5,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from jitkern.named_tuple import NamedTuple
-
-_SECTIONS = struct.Struct(
-    "<40xQ10x3H"
-)  # of an ELF file: where they begin, their size, count, names
+_SECTIONS = struct.Struct("<40xQ10x3H")  # of an ELF file: their place, size, count and names
 _SECTION = struct.Struct("<I20x2Q")  # name, offset, size
 _ATTRIBUTE = struct.Struct("<2BH")  # how its value is stored, number, value or size of the value
 _SIZED = 4  # the value follows
 _BLOCK, _CLUSTER = 0x10, 0x3D  # EIATTR_REQNTID, EIATTR_CTA_PER_CLUSTER
 _PARAMETER, _PARAMETER_2 = 0x17, 0x45  # EIATTR_KPARAM_INFO: its size in bits of a word, in a field
+_Numbers = tuple[int, ...]
 
 
-class KernelFacts(NamedTuple):
-    """The sizes of a kernel's block and cluster, and the bytes of its parameters, in order."""
+def facts_of(cubin: bytes, symbol: str) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Return sizes of a kernel's block and cluster, and the bytes of its parameters, in order.
 
-    block: tuple[int, ...]
-    cluster: tuple[int, ...]
-    parameters: tuple[int, ...]
-
-
-def facts_of(cubin: bytes, symbol: str) -> KernelFacts:
-    """Return the facts of the kernel `symbol`. Raises ValueError where the cubin lacks them."""
+    Raises ValueError where the cubin does not tell them.
+    """
     try:
         info = next(data for name, data in _sections(cubin) if name == f".nv.info.{symbol}")
         sizes = {_BLOCK: (0, 0, 0), _CLUSTER: (1, 1, 1)}
@@ -40,7 +32,7 @@ def facts_of(cubin: bytes, symbol: str) -> KernelFacts:
     except (StopIteration, struct.error, ValueError) as e:
         raise ValueError(f"the cubin has no facts of `{symbol}` that jitkern can read") from e
     ordered = tuple(size for _, size in sorted(parameters.items()))
-    return KernelFacts(sizes[_BLOCK], sizes[_CLUSTER], ordered)
+    return sizes[_BLOCK], sizes[_CLUSTER], ordered
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import jitkern
 from jitkern.source.closure import module_files
 from jitkern.source.kinds import CuTile
 
+_PACKAGE = "jitkern_kernels"  # of files that belong to none
 _TILE = ("cuda", "tile")  # from cuda import tile
 _IMPORTERS = ("importlib", "pkgutil", "runpy", "zipimport")  # that import by a text
 _ELSEWHERE = ("os.exec", "os.posix_spawn", "os.system", "socket.connect", "subprocess.Popen")
@@ -45,8 +47,7 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         own = str(Path(jitkern.__file__).parent)
         folders = (own, staging, *python, *installed, "/proc", "/dev")
         self._readable = (*files, *(f"{folder}{os.sep}" for folder in folders))
-        path = source.paths[0]
-        self._main = f"{source.package}.{path.stem}" if source.package else path.stem
+        self._main = f"{source.package or _PACKAGE}.{source.paths[0].stem}"
         self._parents = {self._main[:i] for i, c in enumerate(self._main) if c == "."}
         self._builtins = {**vars(builtins), "__import__": self._import}
 
@@ -55,14 +56,12 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._check_versions()
         sys.meta_path.insert(0, self)
         sys.addaudithook(self._audit)
-        sys.modules.pop(self._main, None)
         return importlib.import_module(self._main)
 
     def real(self, text: str) -> str:
         """Return a text with the paths of the files on this machine."""
-        for path in self._files:
-            text = text.replace(self._name(path), path)
-        return text
+        paths = {self._name(path): path for path in self._files}
+        return re.sub("|".join(map(re.escape, paths)), lambda match: paths[match[0]], text)
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         file = str(self._source.paths[0]) if name == self._main else self._file_of(name)
@@ -84,7 +83,7 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             exec(compile(text, name, "exec", dont_inherit=True), vars(module))  # noqa: S102  as an import does
 
     def _file_of(self, name: str) -> str:
-        paths = module_files(self._source, "", (0, name))
+        paths = module_files(self._source, "", (0, name.removeprefix(f"{_PACKAGE}.")))
         return next((path for path in paths if path in self._files), "")
 
     def _name(self, path: str) -> str:
@@ -108,11 +107,9 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if self._packages.keys() & {*owners}:
             return
         versions = {owner: importlib.metadata.version(owner) for owner in owners}
-        remedy = f"declare its version, CuTile(..., packages={versions})"
-        raise ImportError(
-            f"`{name}` is imported, which the cache key does not cover: "
-            + (remedy if owners else "it is no module of the kernel's package")
-        )
+        remedy = f"declare its version, CuTile(..., packages={versions})" * bool(owners)
+        remedy = remedy or "it is no module of the kernel's package"
+        raise ImportError(f"`{name}` is imported, which the cache key does not cover: {remedy}")
 
     def _check_versions(self) -> None:
         for name, version in self._packages.items():

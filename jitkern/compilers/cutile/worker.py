@@ -9,13 +9,13 @@ from ctypes import sizeof
 from pathlib import Path
 from typing import Any
 
+from jitkern.compilers.cutile.build import ANSWER
 from jitkern.compilers.cutile.cubin import facts_of
 from jitkern.compilers.cutile.kernel_modules import KernelModules
 from jitkern.source.argument_classes import ALIGNMENT, ONE, ZERO, TensorClass
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CuTile
 
-ANSWER = "answer.json"
 CUBIN = "kernel.cubin"
 
 
@@ -50,17 +50,15 @@ def _compiled(request: dict[str, Any], modules: KernelModules, staging: Path) ->
     compilation.export_kernel(
         kernel, [signature], str(staging / CUBIN), gpu_code=request["arch"], output_format="cubin"
     )
-    facts = facts_of((staging / CUBIN).read_bytes(), signature.symbol)
+    block, cluster, has = facts_of((staging / CUBIN).read_bytes(), signature.symbol)
     sizes = tuple(8 if code[0] == "*" else sizeof(DTYPES[code].ctype) for code in parameters)
-    if facts.parameters != sizes:
-        raise NotBuilt(
-            f"its cubin takes parameters of {facts.parameters} bytes, and not of {sizes}"
-        )
-    if facts.cluster != (1, 1, 1) or facts.block[1:] != (1, 1):
+    if has != sizes:
+        raise NotBuilt(f"its cubin takes parameters of {has} bytes, and not of {sizes}")
+    if cluster != (1, 1, 1) or block[1:] != (1, 1):
         raise NotBuilt("it needs clusters of blocks, which jitkern does not launch: omit num_ctas")
     return {
         "artifact": CUBIN, "symbol": signature.symbol, "parameters": parameters,
-        "block": facts.block[0], "smem": 0, "cluster": 1, "resources": {},
+        "block": block[0], "smem": 0, "cluster": 1, "resources": {},
     }  # fmt: skip
 
 
