@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cutile_gemm"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from gemm.kernel import gemm
 
 import jitkern
+from benches.vec_add_cutile import vec_add
 from jitkern import cache_tools, config
 from jitkern.declare import CuTile, kernel
 from jitkern.jit import open_cache
@@ -39,7 +41,7 @@ def row_sums(out, x, B: Int):
 scale = kernel("cutile_test::scale(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT))
 row_sums = kernel("cutile_test::row_sums(Tensor x) -> Tensor", cuda=CuTile(text=TEXT, strided=True))
 SIZES = (1 << 20, 100_003, 1000, 1)
-OPS = (gemm, scale, row_sums)
+OPS = (gemm, scale, row_sums, vec_add)
 
 
 @scale.reference
