@@ -1,6 +1,7 @@
 """Triton kernels compiled in this process, by Triton itself or through jitkern: prints the seconds.
 
-`triton_compile` starts it as `python -m benches.one_triton_compile CONTENDER FOLDER`. The first
+`triton_compile` starts it as `python -m benches.one_triton_compile CONTENDER FOLDER`. The contender
+`import` imports Torch beside Triton, and compiles nothing. The first
 kernel counts with the imports of the contender over Torch; the package whose `__init__` is slow is
 imported before the clock starts, as it is in the program that calls its kernels.
 """
@@ -14,8 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 MANY = 40
 KERNEL = """
@@ -56,6 +55,8 @@ def _of_triton() -> Callable[[str], Any]:
 
 
 def _of_jitkern() -> Callable[[str], Any]:
+    import torch
+
     import jitkern
 
     target = f"cuda-sm_90-cu130-torch{torch.__version__.partition('+')[0]}"
@@ -68,9 +69,21 @@ def _of_jitkern() -> Callable[[str], Any]:
     return compiled
 
 
+def _import_of_torch() -> float:
+    importlib.import_module("triton.compiler.code_generator")
+    started = time.perf_counter()
+    importlib.import_module("torch")
+    return time.perf_counter() - started
+
+
 def main(contender: str, folder: str) -> None:
     """Compile, and print the seconds of each part."""
     sys.path.insert(0, folder)
+    if contender == "import":
+        spent = _import_of_torch()
+        print(json.dumps({"one": spent, "forty": spent, "package": 0.0}))
+        return
+    importlib.import_module("torch")
     seconds = {}
     started = time.perf_counter()
     compiled = _of_triton() if contender == "triton" else _of_jitkern()
