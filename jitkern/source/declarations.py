@@ -90,7 +90,7 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
 
     Raises DeclarationError for a function without a source, or with globals that no statement can
     give to a module: others than modules, functions, classes of packages, numbers, strings, lists,
-    tuples, dicts, and Triton's dtypes, constexprs and configurations.
+    tuples, dicts, and Triton's dtypes and constexprs.
     """
     plain = inner(function)
     if plain is function or not isinstance(plain, types.FunctionType):

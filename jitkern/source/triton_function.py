@@ -24,7 +24,6 @@ from jitkern.errors import DeclarationError
 from jitkern.source import texts
 from jitkern.source.triton_decorators import (
     BARE,
-    TRITON_OPTIONS,
     UnsupportedDecorator,
     bare,
     inner,
@@ -177,11 +176,6 @@ class _ModuleWriter:
             ]
             return f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
         of_triton = kind.__name__ if kind.__module__.startswith("triton.") else ""
-        if of_triton == "Config" and not value.pre_hook:
-            options = {option: getattr(value, option, None) for option in TRITON_OPTIONS}
-            shown = "".join(f", {n}={v!r}" for n, v in options.items() if v is not None)
-            constexprs = self._written(name, value.kwargs, user)
-            return f"{self._module('triton')}.Config({constexprs}{shown})"
         if of_triton == "dtype":
             return f"{self._module('triton.language')}.{_name_in_triton(value)}"
         if of_triton == "constexpr":
