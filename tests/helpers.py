@@ -29,7 +29,7 @@ from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
 from jitkern.runtime import binding, specializer
-from jitkern.runtime.programs import REST, OpPrograms
+from jitkern.runtime.programs import BACKOFF, OpPrograms
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, short_version
@@ -110,7 +110,7 @@ def programs_of(op: Op, device: str = "cpu") -> OpPrograms:
 def served(op: Op, *args: object, device: str = "cpu") -> object:
     """The result of a call that asks no Python, once it came as often as it must, to be traced."""
     slot = programs_of(op, device)
-    for _ in range(2 << REST[0]):
+    for _ in range(2 << BACKOFF[0]):
         before = slot.misses
         result = op(*args)
         if binding.runtime() and slot.misses == before:

@@ -95,7 +95,7 @@ def _by_files(source: Source) -> bool:
 def is_current(op: str, source: Source, target: Target, content: dict[str, Any]) -> bool:
     """Return whether a record with this content matches the current files.
 
-    Raises LookupError, TypeError, ValueError for an odd content, OSError, and DeclarationError.
+    Raises LookupError, TypeError and ValueError for malformed content, OSError, DeclarationError.
     """
     if content["variants"] is not None:
         kernels = [_variant(op, source, target, *parts) for parts in content["variants"]]

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from jitkern.runtime.records import StoredRecord
     from jitkern.trace.program import Program
 
-TRACES = 16  # of the calls of a class, and of its world, that are made without a rest
+TRACES = 16  # of the calls of a class, and of its world, that are made without backoff
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values that are remembered
-REST = 8, 16  # at most 2**8 calls go by between two more programs, 2**16 between two refused traces
+BACKOFF = 8, 16  # at most 2**8 calls are between two more programs, 2**16 between refused traces
 _log = logging.getLogger(__name__)
 
 
@@ -43,24 +43,24 @@ class CallClassState:
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
         self.traces = 0  # that gave a program, and changes of what such a program has read
-        self.rests = 0  # calls until the next trace: exponential backoff
+        self.backoff = 0  # calls until the next trace: exponential backoff
         self.appended = False  # whether a program serves, or will as soon as there is a runtime
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
 
     def is_due(self) -> bool:
         """Whether to trace a call that no program served."""
-        self.rests -= self.rests > 0
-        return not self.rests and not (self.appended and runtime() is None)
+        self.backoff -= self.backoff > 0
+        return not self.backoff and not (self.appended and runtime() is None)
 
     def back_off(self, *, refused: bool) -> None:
         """Trace less often, after a trace that gave one program more, or none if `refused`."""
         if refused:
             self.refusals += 1
-            self.rests = 1 << min(self.refusals, REST[1])
+            self.backoff = 1 << min(self.refusals, BACKOFF[1])
         else:
             self.traces += 1
-            self.rests = 1 << min(max(0, self.traces - TRACES), REST[0])
+            self.backoff = 1 << min(max(0, self.traces - TRACES), BACKOFF[0])
 
 
 class LoadedProgram(NamedTuple):
@@ -80,7 +80,7 @@ class OpPrograms:
         self.lock = threading.RLock()
         self.known: set[KnownAs] = set()
         self._states: dict[tuple[Any, ...], CallClassState] = {}
-        self._frozen: list[Specialized] = []
+        self._constants: list[Specialized] = []
         self._places: dict[int, KnownAs] = {}  # members of `known`, by their places in C
         self.serving: frozenset[KnownAs] = frozenset()  # those that C has
         self._full = False
@@ -111,7 +111,7 @@ class OpPrograms:
         if config.current().compiler == "exact":
             return False
         if state.world and not state.world.holds():
-            if state.rests > 1:  # what keeps changing would cost a lookup each time
+            if state.backoff > 1:  # what keeps changing would cost a lookup each time
                 return False
         elif state.world and not state.records and not self.may_have_more(state):
             return False
@@ -182,7 +182,7 @@ class OpPrograms:
             if known in self.known or state.forgotten:
                 return False
             self.known.add(known)
-            self._frozen = [*self._frozen, *(frozen or ())][-MOST:]
+            self._constants = [*self._constants, *(frozen or ())][-MOST:]
             if frozen is not None or self._place_of(known) >= 0:
                 state.back_off(refused=False)
 
@@ -212,7 +212,7 @@ class OpPrograms:
                     _log.warning(
                         "%s has as many programs as it may have; each new one replaces the one "
                         "that served longest ago. Values that keep changing: %s",
-                        self.signature.name, _changing(self._frozen),
+                        self.signature.name, _changing(self._constants),
                     )  # fmt: skip
 
         when_loaded(add)
@@ -235,7 +235,7 @@ class OpPrograms:
             self._states.clear()
             self._places.clear()
             self.serving = frozenset()
-            self._frozen.clear()
+            self._constants.clear()
             self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)

@@ -122,7 +122,7 @@ def reader() -> records.Reader:
 
 
 def found(call_class: CallClass, read: records.Reader) -> list[StoredRecord]:
-    """Return the records of a class of calls, likely ones first; odd ones are left out."""
+    """Return the records of a class of calls, likely ones first; malformed ones are left out."""
     models, (function, source, _, device) = [""], call_class.launcher
     if source.declares or hasattr(function, "tuning"):
         models.append(launch.tuned.model_of(device))
@@ -131,7 +131,7 @@ def found(call_class: CallClass, read: records.Reader) -> list[StoredRecord]:
 
 
 def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
-    """Yield the records of these keys, whatever files they are for; odd ones are left out."""
+    """Yield the records of these keys, whatever files they are for; malformed ones are left out."""
     for entry in read.alternatives(*keys):
         try:
             content = records.content_of(entry)
@@ -161,7 +161,7 @@ def adopt_runtime(record: Record, read: records.Reader, tell: Tell) -> None:
 
 
 def _record(content: dict[str, Any]) -> Record:
-    """Return the record with a content. Raises TypeError and ValueError for an odd one."""
+    """Return the record with a content. Raises TypeError and ValueError for a malformed one."""
     kernels, runtime = content["kernels"], content["runtime"]
     if not all(map(_is_reference, [*kernels, *([runtime] if runtime else [])])):
         raise ValueError("it does not name entries")

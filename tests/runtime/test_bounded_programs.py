@@ -15,7 +15,7 @@ from helpers import one_in_four, programs_of, served
 
 from jitkern.declare import Cpp, kernel
 from jitkern.runtime import binding, specializer
-from jitkern.runtime.programs import REST, TRACES
+from jitkern.runtime.programs import BACKOFF, TRACES
 from jitkern.trace.world import World
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -213,7 +213,7 @@ def test_programs_are_replaced_while_threads_run_them():
         thread.start()
     for step in range(3000):
         globals()["SCALE"] = float(str(1 + step % 3))
-        for _ in range(1 << REST[0] if step % 100 == 0 else 1):
+        for _ in range(1 << BACKOFF[0] if step % 100 == 0 else 1):
             op(X)
     stop.append(1)
     for thread in threads:
