@@ -223,10 +223,8 @@ def test_another_package_counts_by_its_declared_version(build):
     text = f"import numpy\n{SCALE}"
     entry = build(text, packages={"numpy": numpy.__version__})
     assert f"numpy=={numpy.__version__}" in str(entry.manifest.inputs)
-    with pytest.raises(CompileError, match=r"numpy 0.1 is declared, and .* is installed: pip"):
+    with pytest.raises(CompileError, match=rf"packages={{'numpy': '{numpy.__version__}'}}"):
         build(text, packages={"numpy": "0.1"})
-    with pytest.raises(CompileError, match="nonesuch 1 is declared, and no version is installed"):
-        build(text, packages={"nonesuch": "1"})
 
 
 @pytest.mark.parametrize("keyword", [{"flags": ["-O3"]}, {"include": ["more"]}])

@@ -40,7 +40,6 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, source: CuTile, files: Sequence[str], staging: str) -> None:
         self._source = source
-        self._packages = dict(source.packages)
         self._files = {*files}
         python = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
         installed = (path for path in sys.path if Path(path).name in _INSTALLED)
@@ -52,8 +51,7 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def module(self) -> ModuleType:
-        """Import the kernel's file. Raises whatever its statements raise, and ImportError."""
-        self._check_versions()
+        """Import the kernel's file. Raises whatever its statements raise."""
         sys.meta_path.insert(0, self)
         sys.addaudithook(self._audit)
         return importlib.import_module(self._main)
@@ -103,25 +101,15 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return builtins.__import__(name, globals, locals, fromlist, level)
 
     def _check_declared(self, name: str, top: str) -> None:
+        """Raise ImportError for another package than those of the declared versions."""
         owners = importlib.metadata.packages_distributions().get(top, [])
-        if self._packages.keys() & {*owners}:
-            return
-        versions = {owner: importlib.metadata.version(owner) for owner in owners}
-        remedy = f"declare its version, CuTile(..., packages={versions})" * bool(owners)
-        remedy = remedy or "it is no module of the kernel's package"
-        raise ImportError(f"`{name}` is imported, which the cache key does not cover: {remedy}")
-
-    def _check_versions(self) -> None:
-        for name, version in self._packages.items():
-            try:
-                installed = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                installed = "no version"
-            if installed != version:
-                raise ImportError(
-                    f'{name} {version} is declared, and {installed} is installed: pip install "'
-                    f'{name}=={version}", or correct `packages`'
-                )
+        installed = {owner: importlib.metadata.version(owner) for owner in owners}
+        if not installed.items() & self._source.packages:
+            remedy = f"declare the version, CuTile(..., packages={installed})" * bool(installed)
+            raise ImportError(
+                f"`{name}` is imported, which the cache key does not cover: "
+                + (remedy or "it is no module of the kernel's package, nor of an installed one")
+            )
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str):
