@@ -77,7 +77,10 @@ def _fused(a, b, c):
     total = product + c  # may be half way between two of float32 because it was rounded itself
     lost = product - (total - (total - product)) + (c - (total - product))
     nearer = torch.nextafter(total, lost.sign() * math.inf)
-    half = (total.view(torch.int64) & 0x1FFFFFFF) == 0x10000000
+    near = total.float()
+    half = (
+        near.double() + torch.nextafter(near, (total - near).sign().float() * math.inf) == 2 * total
+    )
     return torch.where(half & (lost != 0), nearer, total).float()
 
 
