@@ -671,9 +671,7 @@ PATCHED = [
 
 @needs_triton
 @pytest.mark.parametrize("case", one_in_four(PATCHED, lambda case: f"patched{PATCHED.index(case)}"))
-def test_what_the_program_has_patched_is_found_where_a_link_is_imported(
-    tmp_path, monkeypatch, case
-):
+def test_what_the_program_has_patched_is_found_behind_links(tmp_path, monkeypatch, case):
     patch, says = case
     head = "import triton\nimport triton.language as tl\nfrom constants_of import F\n"
     scaled = "@triton.jit\ndef f(x):\n    return x * "
