@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
     """Return the geometry from keywords and Triton's metadata. Raises LaunchError."""
     meta = compiled.meta
-    grid = _three_sizes(what, "grid", keywords.get("grid"))
+    grid = _three_sizes(what, "grid", keywords.get("grid"), meta.get("grid_limit", 2**31))
     cluster = _three_sizes(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
     if compiled.variant.source.in_python:
         block, smem = (meta["block"], 1, 1), meta["smem"]
@@ -102,7 +102,7 @@ def plain_geometry(keywords: dict[str, Any]) -> Geometry | None:
     return Geometry((grid, 1, 1), (block, 1, 1), 0)
 
 
-def _three_sizes(what: str, name: str, value: Any) -> tuple[int, int, int]:
+def _three_sizes(what: str, name: str, value: Any, limit: int = 2**31) -> tuple[int, int, int]:
     sizes = (
         (value,)
         if isinstance(value, int)
@@ -111,11 +111,13 @@ def _three_sizes(what: str, name: str, value: Any) -> tuple[int, int, int]:
         else ()
     )
     if not 1 <= len(sizes) <= 3 or not all(
-        isinstance(size, int) and 0 <= size < 2**31 for size in sizes
+        isinstance(size, int) and 0 <= size < limit for size in sizes
     ):
         remedy = (
             f": pass {name}=" if value is None
             else ": divide with //, for whole sizes" if isinstance(value, float)
+            else f": launch several times, each with sizes below {limit}"
+            if any(isinstance(size, int) and size >= limit for size in sizes)
             else ""
         )  # fmt: skip
         raise LaunchError(f"{what}: `{name}` must be one to three sizes, got {value!r}{remedy}")

@@ -68,11 +68,11 @@ def cubin(entry):
 
 
 @pytest.mark.long
-def test_parameters_are_flat_and_the_block_is_the_cubins(build):
+def test_parameters_are_flat(build):
     entry = build()
     meta = entry.manifest.meta
     assert meta["parameters"] == ["*f32", "i32", "i32", "*f32", "i32", "i32", "f32"]
-    assert (meta["symbol"], meta["block"], meta["cluster"], meta["smem"]) == ("k", 128, 1, 0)
+    assert (meta["symbol"], meta["smem"]) == ("k", 0)
     assert cubin(entry)[:4] == b"\x7fELF"
 
 
@@ -87,7 +87,7 @@ def test_the_manifest_names_the_compiler_and_its_digest(build):
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 def test_a_kernel_is_built_for_any_arch_without_a_gpu(build, arch):
-    assert build(target=TARGETS[arch]).manifest.meta["block"] == 128
+    assert cubin(build(target=TARGETS[arch]))[:4] == b"\x7fELF"
 
 
 @pytest.mark.long
@@ -250,7 +250,6 @@ REFUSED = {
         {"signature": (VECTOR, VECTOR, "int")},
         "`by` is a tuple or a list: give each item a parameter",
     ),
-    "cluster": (SCALE.replace("@ct.kernel", "@ct.kernel(num_ctas=2)"), {}, "omit num_ctas"),
     "syntax": (SCALE + "x = (\n", {}, r"k.py\(8\): error: SyntaxError: "),
     "raises": (SCALE + "1 / 0\n", {}, r"k.py\(8\): error: ZeroDivisionError"),
     "exits": (SCALE + "import os\nos._exit(3)\n", {}, "process ended with status 3"),
@@ -395,6 +394,20 @@ def test_a_constant_is_a_number(value):
     call = Call("k", (("B", value),), (), {"grid": 1})
     with pytest.raises(LaunchError, match="constant B=.* must be a bool, an int or a finite float"):
         variant_of("test::k", CuTile("k.py"), call)
+
+
+@pytest.mark.long
+def test_a_grid_that_cutile_would_refuse_is_refused(declare):
+    """Beyond 2**24 tiles the number of a tile would be wrong."""
+
+    def launch(k, x, by):
+        k.k[{"B": 64}](x, x, by, grid=1 << 24)
+        return x
+
+    op = declare(launch)
+    op.samples(lambda device: iter([(torch.ones(64, device=device), 2.0)]))
+    said = jitkern.prewarm([op], targets=[TARGET])
+    assert "got 16777216: launch several times, each with sizes below 16777216" in str(said)
 
 
 @pytest.mark.long

@@ -29,6 +29,11 @@ def scale(out, x, by, B: Int):
     i = ct.bid(0)
     ct.store(out, index=(i,), tile=ct.astype(ct.load(x, index=(i,), shape=(B,)) * by, out.dtype))
 
+@ct.kernel(num_ctas=2)
+def scale_by_pairs(out, x, by, B: Int):
+    i = ct.bid(0)
+    ct.store(out, index=(i,), tile=ct.astype(ct.load(x, index=(i,), shape=(B,)) * by, out.dtype))
+
 @ct.kernel
 def row_sums(out, x, B: Int):
     i, total = ct.bid(0), ct.zeros((1,), dtype=ct.float32)
@@ -39,9 +44,12 @@ def row_sums(out, x, B: Int):
 """
 
 scale = kernel("cutile_test::scale(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT))
+scale_by_pairs = kernel(
+    "cutile_test::scale_by_pairs(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT)
+)
 row_sums = kernel("cutile_test::row_sums(Tensor x) -> Tensor", cuda=CuTile(text=TEXT, strided=True))
 SIZES = (1 << 20, 100_003, 1000, 1)
-OPS = (gemm, scale, row_sums, vec_add)
+OPS = (gemm, scale, scale_by_pairs, row_sums, vec_add)
 
 
 @scale.reference
@@ -56,6 +64,26 @@ def _(k, x, by):
     n = x.numel()
     k.scale[{"B": 1024}](out.view(n), x.view(n), by, grid=(n + 1023) // 1024)
     return out
+
+
+@scale_by_pairs.reference
+def _(x, by):
+    return x * by
+
+
+@scale_by_pairs.launch("cuda")
+def _(k, x, by):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.numel()
+    k.scale_by_pairs[{"B": 4096}](out.view(n), x.view(n), by, grid=(n + 4095) // 4096)
+    return out
+
+
+@scale_by_pairs.samples
+def _(device):
+    for n in SIZES:
+        yield torch.randn(n, device=device), 0.5
 
 
 @scale.backward

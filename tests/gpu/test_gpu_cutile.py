@@ -50,6 +50,11 @@ def test_a_call_is_served_by_c(ops):
         assert torch.equal(served(ops.scale, x, by), x * by)
 
 
+def test_a_kernel_of_clusters_is_launched_by_tiles(ops):
+    for x, by in ops.scale_by_pairs.sample_inputs("cuda"):
+        assert torch.equal(served(ops.scale_by_pairs, x, by), x * by)
+
+
 def test_strides_of_any_kind_are_read(ops):
     for x in ops.matrices("cuda"):
         torch.testing.assert_close(ops.row_sums(x), x.float().sum(1), rtol=1e-4, atol=1e-3)

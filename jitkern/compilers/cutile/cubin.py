@@ -1,4 +1,4 @@
-"""What a cubin says of its kernel: the block that it requires, and the bytes of its parameters."""
+"""The bytes of each parameter of a kernel, as its cubin tells them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,21 @@ _SECTIONS = struct.Struct("<40xQ10x3H")  # of an ELF file: their place, size, co
 _SECTION = struct.Struct("<I20x2Q")  # name, offset, size
 _ATTRIBUTE = struct.Struct("<2BH")  # how its value is stored, number, value or size of the value
 _SIZED = 4  # the value follows
-_BLOCK, _CLUSTER = 0x10, 0x3D  # EIATTR_REQNTID, EIATTR_CTA_PER_CLUSTER
 _PARAMETER, _PARAMETER_2 = 0x17, 0x45  # EIATTR_KPARAM_INFO: its size in bits of a word, in a field
-_Numbers = tuple[int, ...]
 
 
-def facts_of(cubin: bytes, symbol: str) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Return sizes of a kernel's block and cluster, and the bytes of its parameters, in order.
-
-    Raises ValueError where the cubin does not tell them.
-    """
+def parameter_sizes(cubin: bytes, symbol: str) -> tuple[int, ...]:
+    """Return the bytes of each parameter. Raises ValueError where the cubin does not tell them."""
+    sizes: dict[int, int] = {}
     try:
         info = next(data for name, data in _sections(cubin) if name == f".nv.info.{symbol}")
-        sizes = {_BLOCK: (0, 0, 0), _CLUSTER: (1, 1, 1)}
-        parameters: dict[int, int] = {}
         for number, value in _attributes(info):
-            if number in sizes:
-                sizes[number] = struct.unpack("<3I", value)
-            elif number in (_PARAMETER, _PARAMETER_2):
+            if number in (_PARAMETER, _PARAMETER_2):
                 _, ordinal, _, size, flags = struct.unpack("<I4H", value)
-                parameters[ordinal] = flags >> 2 if number == _PARAMETER else size
+                sizes[ordinal] = flags >> 2 if number == _PARAMETER else size
     except (StopIteration, struct.error, ValueError) as e:
-        raise ValueError(f"the cubin has no facts of `{symbol}` that jitkern can read") from e
-    ordered = tuple(size for _, size in sorted(parameters.items()))
-    return sizes[_BLOCK], sizes[_CLUSTER], ordered
+        raise ValueError(f"the cubin does not tell the parameters of `{symbol}`") from e
+    return tuple(size for _, size in sorted(sizes.items()))
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:

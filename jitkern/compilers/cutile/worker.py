@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.compilers.cutile.build import ANSWER
-from jitkern.compilers.cutile.cubin import facts_of
+from jitkern.compilers.cutile.cubin import parameter_sizes
 from jitkern.compilers.cutile.kernel_modules import KernelModules
 from jitkern.source.argument_classes import ALIGNMENT, ONE, ZERO, TensorClass
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CuTile
 
 CUBIN = "kernel.cubin"
+GRID_LIMIT = 1 << 24  # as cuTile has it: the number of a tile would be wrong in a larger grid
 
 
 class NotBuilt(Exception):
@@ -50,15 +51,13 @@ def _compiled(request: dict[str, Any], modules: KernelModules, staging: Path) ->
     compilation.export_kernel(
         kernel, [signature], str(staging / CUBIN), gpu_code=request["arch"], output_format="cubin"
     )
-    block, cluster, has = facts_of((staging / CUBIN).read_bytes(), signature.symbol)
+    has = parameter_sizes((staging / CUBIN).read_bytes(), signature.symbol)
     sizes = tuple(8 if code[0] == "*" else sizeof(DTYPES[code].ctype) for code in parameters)
     if has != sizes:
         raise NotBuilt(f"its cubin takes parameters of {has} bytes, and not of {sizes}")
-    if cluster != (1, 1, 1) or block[1:] != (1, 1):
-        raise NotBuilt("it needs clusters of blocks, which jitkern does not launch: omit num_ctas")
-    return {
-        "artifact": CUBIN, "symbol": signature.symbol, "parameters": parameters,
-        "block": block[0], "smem": 0, "cluster": 1, "resources": {},
+    return {  # the driver takes blocks, clusters and shared memory from the cubin, as for cuTile
+        "artifact": CUBIN, "symbol": signature.symbol, "parameters": parameters, "block": 1,
+        "smem": 0, "cluster": 1, "grid_limit": GRID_LIMIT, "resources": {},
     }  # fmt: skip
 
 
