@@ -119,7 +119,7 @@ class Config:
     )  # fmt: skip
     compiler: str = _setting(*v.choice("any", "exact"), "`any`", "any")
     prefer: str = _setting(
-        v.word, "a kind of source: `nvrtc`, `cc`, `triton`, `cutile`, `extension`", "the first declared", ""
+        v.word, "a kind: `nvrtc`, `cc`, `triton`, `cutile`, `extension`", "the first declared", ""
     )
     verify: str = _setting(*v.choice("always", "size"), "`always`", "always")
     fsync: bool = _setting(v.switch, "`1`, `0`", "`1`", True)
