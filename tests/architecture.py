@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1754,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5656,
+    "compilers": 5657,
     "loading": 697,
     "jit": 794,
     "launch": 3530,

@@ -1,8 +1,8 @@
 """Compile ahead of the first call, for this machine or for any target, with or without its device.
 
 A second run compiles nothing. What this machine cannot build is skipped, with the reason. Exit code
-1 if something failed, if nothing was built or cached of what was asked for, or if with --target or
---refresh an op has no kernel that was built or cached.
+1 if something failed, or if nothing was built or cached of what was asked for: with --target or
+--refresh, for one op.
 """
 
 from __future__ import annotations

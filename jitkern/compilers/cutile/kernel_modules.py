@@ -114,7 +114,8 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str):
             path = os.path.abspath(args[0])  # noqa: PTH100
-            if not path.startswith(self._readable) and os.path.isfile(path):  # noqa: PTH113
+            metadata = os.path.dirname(path).endswith(("dist-info", "egg-info"))  # noqa: PTH120
+            if not (path.startswith(self._readable) or metadata) and os.path.isfile(path):  # noqa: PTH113
                 raise ImportError(f"a kernel opens {path}, which the cache key does not cover")
         if event == "subprocess.Popen" and Path(args[1][0]).name == "tileiras":
             return
