@@ -17,13 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from jitkern._version import __version__
 from jitkern.cli import clangd
 from jitkern.cli.choose import choose_ops
 from jitkern.cli.output import print_json, say
 
-# Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel.
+# Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel,
+# and `jitkern_pin` for the versions of jitkern that it takes: names may change until 1.0.
 TEMPLATES = Path(__file__).with_name("templates")
-PACKAGE, KERNEL = "mypkg", "scale"
+PACKAGE, KERNEL, PIN = "mypkg", "scale", "jitkern_pin"
 KINDS = ("cutile",)  # which have a template of their own
 # Modules that the package or its tests need, which the name would hide, and namespaces of Torch.
 TAKEN = """
@@ -90,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
         if args.kernel:
             _write(args.kind or "kernel", staged, {PACKAGE: namespace, KERNEL: name})
         else:
-            _write("package", staged, {PACKAGE: name})
+            major, minor = map(int, __version__.split(".")[:2])
+            pin = f"jitkern>={major}.{minor},<{major}.{minor + 1}"
+            _write("package", staged, {PACKAGE: name, PIN: pin})
             _write("kernel", staged / "src" / name / "kernels" / KERNEL, {PACKAGE: name})
         staged.rename(folder)
     if args.compile_commands:
@@ -98,15 +102,29 @@ def run(args: argparse.Namespace) -> int:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     print_json(files=[*map(str, files)]) if args.json else print(*files, sep="\n")
     now = f"cd {name} && pip install -e '.[test]' && pytest && jitkern prewarm {name}"
-    print(f"\nnow: {f'jitkern check {name}' if args.kernel else now}", file=sys.stderr)
+    if args.kernel:
+        now = f"{_to_import(namespace, name)}jitkern check {name}"
+    print(f"\nnow: {now}", file=sys.stderr)
     return 0
+
+
+def _to_import(package: str, kernel: str) -> str:
+    """Return what to do so that a package around this folder has a new kernel; "" if none is."""
+    here = Path.cwd()
+    root = next((p for p in (here, *here.parents) if p.name == package), None)
+    if root is None or not (root / "__init__.py").is_file():
+        return ""
+    module = ".".join((package, *here.relative_to(root).parts, kernel, "kernel"))
+    return f"write `from {module} import {kernel}` into {root / '__init__.py'}, and then "
 
 
 def _write(template: str, folder: Path, names: dict[str, str]) -> None:
     """Copy a folder of templates, and replace these names in paths and texts."""
 
     def renamed(text: str) -> str:
-        return re.sub(f"{PACKAGE}|{KERNEL}", lambda match: names.get(match[0], match[0]), text)
+        return re.sub(
+            f"{PACKAGE}|{KERNEL}|{PIN}", lambda match: names.get(match[0], match[0]), text
+        )
 
     root = TEMPLATES / template
     for source in root.rglob("*.in"):

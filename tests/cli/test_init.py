@@ -187,7 +187,7 @@ def test_a_new_project_works_where_it_was_written(cli, here):
         "mypkg::add_relu",
     }
     done = command(sys.executable, "-m", "pytest", "-q", "mypkg", JITKERN_COMPILE="never")
-    assert (done.returncode, "7 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_the_printed_next_step_works_in_a_new_environment(environment, here):
     line = command("jitkern", "init", "mypkg", **offline).stderr.partition("now: ")[2]
     done = command("/bin/sh", "-ec", line, **offline)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    assert "7 passed" in done.stdout and " 0 failed, 0 skipped" in done.stdout
+    assert "3 passed" in done.stdout and " 0 failed, 0 skipped" in done.stdout
     where = command(str(environment / "python"), "-c", "import mypkg; print(mypkg.__file__)")
     assert where.stdout == f"{here}/mypkg/src/mypkg/__init__.py\n", where.stderr
 
@@ -274,5 +274,5 @@ def test_its_wheel_holds_no_binary_and_works_when_installed(environment, here, m
     assert (report["failed"], report["skipped"]) == (0, 0)
     assert len([row for row in kernels(report) if row["status"] == "built"]) >= 4
     monkeypatch.setenv("JITKERN_COMPILE", "never")
-    assert "7 passed" in run("python", "-m", "pytest", "-q", "tests")
+    assert "3 passed" in run("python", "-m", "pytest", "-q", "tests")
     assert run("python", "bench.py", "cpu").count("us") == 4
