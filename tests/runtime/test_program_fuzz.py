@@ -80,7 +80,7 @@ def many_tables(k, xs):  # so that their memory is none of the stack
 
 def strings(k, x, mode, other, ns, fs, bs, more):
     out = torch.empty(len(ns) + 1, dtype=D, device=x.device)
-    value = sum(ns) + (sum(more) if more is not None else 0) + int(sum(fs))
+    value = sum(ns) + (sum(more) if more is not None else 0) + (int(fs[0]) if fs else 0)
     k.tell(out, value if mode == "twice" or bs[0] else -value, grid=1, block=32)
     if other == "none":
         return None, out
