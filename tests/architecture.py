@@ -44,7 +44,7 @@ BUDGETS = {
     "op": 3160,
     "raw": 734,
     "dropin": 724,
-    "composition": 3455,
+    "composition": 3457,
     "prewarming": 1556,
     "devtools": 1075,
     "service": 1282,

@@ -215,6 +215,8 @@ def _limits_of(
             divides = one.op in _DIVISIONS and place == 1
             if isinstance(values[arg], torch.Tensor) or arg.op == CONST:
                 unknown |= divides and (arg.op != CONST or not values[arg])
+                if arg.op == CONST and not (floating or about.min <= values[arg] <= about.max):
+                    whole = False  # some versions wrap it, some hold it within the limits
             elif arg.op != INPUT or (isinstance(values[arg], float) and not floating):
                 whole = False
             else:

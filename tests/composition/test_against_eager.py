@@ -438,3 +438,13 @@ def test_random_formulas(device, seed):
 def test_many_random_formulas(device, part):
     for seed in range(part * FUNCTIONS, (part + 1) * FUNCTIONS):
         check(seed, device)
+
+
+def test_a_constant_outside_of_a_dtype_is_as_in_eager():
+    """Which wraps it, or holds it within the limits of the dtype, by its version."""
+
+    def held(x):
+        return torch.clamp(x, -1, 1)
+
+    x = torch.tensor([0, 1, 200], dtype=torch.uint8)
+    assert torch.equal(pointwise(held)(x), held(x))
