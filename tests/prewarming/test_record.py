@@ -84,19 +84,19 @@ def test_the_node_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
     app = """
 import torch, jitkern.ops
 from jitkern.config import background
-x = torch.randn(4, 4, requires_grad=True)
+x, w = torch.randn(4, 4, requires_grad=True), torch.ones(4)
 with torch.no_grad():
-    jitkern.ops.softmax(x), jitkern.ops.silu_and_mul(x)
+    jitkern.ops.softmax(x), jitkern.ops.rms_norm(x, w)
 background.settle()
-jitkern.ops.silu_and_mul(x), jitkern.ops.silu_and_mul(x)
+jitkern.ops.rms_norm(x, w), jitkern.ops.rms_norm(x, w)
 """
     assert not run_python(app, JITKERN_RECORD=str(path)).stderr
     calls = record.read(path)
     assert [(call.op, call.gradient) for call in calls] == [
-        ("jitkern::softmax", False), ("jitkern::silu_and_mul", False),
-        ("jitkern::silu_and_mul", True),
+        ("jitkern::softmax", False), ("jitkern::rms_norm", False),
+        ("jitkern::rms_norm", True),
     ]  # fmt: skip
-    wanted = recorded_calls([jitkern.ops.softmax, jitkern.ops.silu_and_mul], calls, path)
+    wanted = recorded_calls([jitkern.ops.softmax, jitkern.ops.rms_norm], calls, path)
     assert [one.node for one in wanted] == [False, True]
     assert [one.node for one in shard_of(wanted, 1, 1)] == [False, True]
 

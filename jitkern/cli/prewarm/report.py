@@ -103,7 +103,8 @@ def why_nothing(
 
 def what_is_missing(results: Iterable[Result]) -> str:
     """Return the kernels that were skipped where nothing serves their op; "" if there are none."""
-    kernels = [r for r in results if r.variant and not r.variant.startswith("call.")]
+    whole = [r for r in results if r.variant and "-" in r.target]  # and no device alone
+    kernels = [r for r in whole if not r.variant.startswith("call.")]
     served = {_place(r) for r in kernels if r.path}
     skipped = [r for r in kernels if r.status == "skipped" and _place(r) not in served]
     names = [_name_of(result) for result in skipped]
