@@ -32,7 +32,6 @@ NAMES = frozenset(("torch.float32", "torch.float64", "torch.int64", "torch.bfloa
 DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16))
 WIDTHS = frozenset((7, 15, 23, 31, 64))
 FUNCTIONS = frozenset((halved, doubled))
-TABLE = {"torch.float32": (1, torch.float32), "torch.float64": (2, None)}
 CPP = 'extern "C" void scaled(T *out, const T *x, int64_t n) { while (n--) out[n] = N * x[n]; }'
 CU = 'extern "C" __global__ void scaled(T *out, const T *x, long long n) { out[0] = N * x[n]; }'
 
@@ -76,8 +75,6 @@ def _(k, x, mode="a", first=1, *, second=Ellipsis):
         torch._check(OPAQUE is None)
     n = k.config["N"] + (x.shape[0] in WIDTHS) + (x.shape[0] in {7, 15})
     n = n + by_enclosed(name) + (name in NAMES) + (x.dtype in DTYPES) + (mode in {"b", "c", "d"})
-    if name in TABLE:
-        n = n + TABLE[name][0]
     k.scaled[{"T": x.dtype, "N": int(n)}](out, x, x.numel(), grid=1, block=32)
     return out
 
