@@ -106,8 +106,7 @@ def what_is_missing(results: Iterable[Result]) -> str:
     whole = [r for r in results if r.variant and "-" in r.target]  # and no device alone
     kernels = [r for r in whole if not r.variant.startswith("call.")]
     served = {_place(r) for r in kernels if r.path}
-    skipped = [r for r in kernels if r.status == "skipped" and _place(r) not in served]
-    names = [_name_of(result) for result in skipped]
+    names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"neither built nor cached: {', '.join(names[:_MOST])}{more}" if names else ""
 
