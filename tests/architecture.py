@@ -31,11 +31,11 @@ BUDGETS = {
     "files": 450,
     "config": 919,
     "cache": 1873,
-    "source": 3331,
+    "source": 3332,
     "cache_tools": 1754,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5657,
+    "compilers": 5656,
     "loading": 697,
     "jit": 794,
     "launch": 3530,
@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1556,
     "devtools": 1075,
     "service": 1282,
-    "cli": 3136,
+    "cli": 3135,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -265,8 +265,8 @@ class Remote:
             what = f"{layout.BUILD} for {miss.key.name}"
             return "" if self.adopt(miss, what, answer.data, keys) else "its answer is refused"
         said = answer.data[:500].decode("utf-8", "replace")
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # not of our service
-            said = str(json.loads(answer.data)["reason"])
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # not ours
+            said = str(json.loads(answer.data[: 1 << 16])["reason"])
         text = " ".join("".join(c if c.isprintable() else " " for c in said).split())
         why = f"its service does not build the entry ({answer.status}): {text:.300}"
         if answer.status not in (404, 405, 501):

@@ -14,9 +14,9 @@ ONE, ZERO = "=1", "=0"  # strides that are compiled in
 
 
 class TensorClass(NamedTuple):
-    """What is compiled in of a tensor. sizes, strides: divisors; a stride may be ONE or ZERO.
+    """The properties of a tensor that are compiled in, of sizes and strides their divisors.
 
-    dtype: a code of `dtypes`. alignment: of the address, in bytes.
+    dtype: a code of `dtypes`. alignment: of the address, in bytes. A stride may be ONE or ZERO.
     """
 
     dtype: str

@@ -77,9 +77,10 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 def hold(facts: Facts, target: Target) -> bool:
     """Return whether facts still have these values in this process, for a target.
 
-    Versions stay, as the modules do that were imported.
+    Modules and their versions stay: this process has imported them, or has gone on without.
     """
-    return all(name.startswith("version ") or now(name, target) == value for name, value in facts)
+    stay = ("version ", "module ")
+    return all(name.startswith(stay) or now(name, target) == value for name, value in facts)
 
 
 def device(target: Target) -> dict[str, Any]:

@@ -441,7 +441,7 @@ def test_many_random_formulas(device, part):
 
 
 def test_a_constant_outside_of_a_dtype_is_as_in_eager():
-    """Which wraps it, or holds it within the limits of the dtype, by its version."""
+    """By its version, PyTorch wraps the constant or holds it within the limits of the dtype."""
 
     def held(x):
         return torch.clamp(x, -1, 1)

@@ -261,7 +261,7 @@ def test_a_graph_that_advances_the_offset_draws_anew():
 
 
 def test_weights_of_the_reference_are_those_of_rule_h():
-    """As the kernel for the CPU computed them while there was one."""
+    """The weights are those that the kernel for the CPU computed while there was one."""
     t = torch.tensor([0, -1e-3, -0.5, -0.75, -1.25, -7.3, -20.6, -39.9, -40, -40.1, -inf, nan])
     assert weights(t).tolist() == [
         1 << 40, 1098749771776, 777472049152, 653773504512, 462287667200, 6977193472, 691802, 1, 1,

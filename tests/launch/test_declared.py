@@ -291,6 +291,19 @@ def test_files_share_the_distributions_that_they_import(package, monkeypatch, tm
 
 
 @pytest.mark.long
+def test_what_is_imported_only_after_the_file_is_not_shared(package, monkeypatch):
+    folder = package.parents[1]
+    install(folder, "import sys\nassert sys.own_flag\n")
+    monkeypatch.syspath_prepend(folder)
+    text = f"import sys\nsys.own_flag = True\nimport othername\n{KERNELS}"
+    for number in range(3):
+        (package / f"k{number}.py").write_text(text.replace("sizes(WIDE)", "[64]"))
+        source = Triton(f"k{number}.py", folder=str(package), package="keptlib.ops")
+        facts = dict(declared_in("t::k", source, "k", TARGET).facts)
+        assert facts == {"variable WIDE_BLOCKS": None, "version other-lib": "1.2"}
+
+
+@pytest.mark.long
 def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypatch):
     """And the metadata of all that is installed, which some libraries read, is no fact."""
     folder = package.parents[1]

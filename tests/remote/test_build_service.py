@@ -141,6 +141,15 @@ def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
     assert any("v1/build" in line and "is not used" in line for line in caplog.messages)
 
 
+@pytest.mark.long
+def test_a_refusal_that_is_nested_without_end_is_a_text(service, op, caplog):
+    service.first = [said(409, b"[" * (1 << 20), Jitkern_Builds=1) for _ in range(9)]
+    x = torch.arange(4.0)
+    with trusting(service.url):
+        assert torch.equal(op(x), 2 * x)
+    assert any("does not build the entry (409): [[[" in line for line in caplog.messages)
+
+
 def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
     with Server(always(said(404, Jitkern_Builds=1))) as server:
         with (

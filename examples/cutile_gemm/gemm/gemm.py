@@ -7,7 +7,7 @@ Int = ct.Constant[int]
 
 @ct.kernel
 def gemm(out, a, b, M: Int, N: Int, K: Int, GROUP: Int):
-    """One tile of M x N. Tiles in groups of GROUP rows share columns of b in the L2 cache."""
+    """Compute one tile of M x N. GROUP rows of tiles share columns of b in the L2 cache."""
     rows, columns = ct.cdiv(a.shape[0], M), ct.cdiv(b.shape[1], N)
     first = ct.bid(0) // (GROUP * columns) * GROUP
     inside = ct.bid(0) % (GROUP * columns)

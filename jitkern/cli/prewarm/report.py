@@ -103,8 +103,7 @@ def why_nothing(
 
 def what_is_missing(results: Iterable[Result]) -> str:
     """Return the kernels that were skipped where nothing serves their op; "" if there are none."""
-    whole = [r for r in results if r.variant and "-" in r.target]  # and no device alone
-    kernels = [r for r in whole if not r.variant.startswith("call.")]
+    kernels = [r for r in results if r.variant[:5] not in ("", "call.") and "-" in r.target]
     served = {_place(r) for r in kernels if r.path}
     names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""

@@ -144,7 +144,7 @@ class ImportWorld:
         if not package or root not in sys.path:
             sys.path.insert(0, root)
         self._finder.top = top if self.now.stubs else ""
-        with self._watched():
+        with self.watched():
             self.now.module = self._imported(path, package)
         if any(name.partition(".")[0] == top for name in self.now.installed):
             self.now.installed.clear()  # an import of these would run the kernel's own package
@@ -157,7 +157,7 @@ class ImportWorld:
     def load(self, modules: list[str], request: dict[str, Any]) -> dict[str, Any]:
         """Import modules of other distributions; return the facts that they have read."""
         self._begin(SOURCES["triton"](**request["source"]), request, [])
-        with self._watched():
+        with self.watched():
             for name in modules:
                 importlib.import_module(name)
         self._modules = {*sys.modules}
@@ -172,14 +172,6 @@ class ImportWorld:
         self._answer_triton()
         if self._has_torch:
             self.answer_torch()
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        self._is_importing = True
-        try:
-            yield
-        finally:
-            self._is_importing = False
 
     def note_modules(self, names: list[str], asks: dict[str, Any]) -> None:
         """Note which of these modules are of other distributions, if a covered file imports them.
@@ -240,20 +232,20 @@ class ImportWorld:
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if self._is_importing:
-            with self.unwatched():
+            with self.watched(on=False):
                 self._check(event, args)
 
     @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Do what opens files and asks for paths, too, but not for the file."""
-        was, self._is_importing = self._is_importing, False
+    def watched(self, *, on: bool = True) -> Iterator[None]:
+        """Do what is part of the import; with `on=False` what is not, though it opens files."""
+        was, self._is_importing = self._is_importing, on
         try:
             yield
         finally:
             self._is_importing = was
 
     def _resolved(self, path: str) -> str:
-        with self.unwatched():
+        with self.watched(on=False):
             return os.path.realpath(path)
 
     def _check(self, event: str, args: tuple[Any, ...]) -> None:
@@ -461,7 +453,7 @@ class _Driver:
 def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **options: Any) -> Any:
     """Do what a function of `os` does that a path is asked by, and note the question."""
     if world._is_importing:
-        with world.unwatched():
+        with world.watched(on=False):
             world.note_path("path", path, sys._getframe(1))
     return real(path, *more, **options)
 
@@ -500,7 +492,7 @@ def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any)
     first = args if isinstance(args, str) else os.fsdecode(next(iter(args)))
     if world._is_importing and Path(first.split()[0]).name == _SMI:
         options = {**options, "shell": False, "executable": None}
-        with world.unwatched():
+        with world.watched(on=False):
             return real(["/bin/echo", world.ask("name")], *more, **options)
     return real(args, *more, **options)
 

@@ -49,6 +49,7 @@ from jitkern.target import Target
 IDLE = 300.0  # seconds
 FORKS = 4  # processes with imports that are kept
 _WITH_TORCH = "with Torch"  # the group of the process that has imported it
+_FAILED = {"elsewhere", "ended", "import failed"}  # of the keys of an answer
 _has_torch: list[bool] = []  # whether this process has
 _worlds: list[ImportWorld] = []  # of a process that has imported modules of other distributions
 
@@ -129,11 +130,8 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
     fork = next((one for one in forks if one.has(group, file, world)), None)
     if fork is None and (base := _base(group, world, forks, pipes)):
-        answer = _answer_of(base, request)
-        if answer == {"ended": None}:  # the process, not one that it forked
-            _end(base)
-            forks.remove(base)
-        elif not {"elsewhere", "ended", "import failed"} & {*answer}:
+        answer = _answer_through(base, request, forks)
+        if not _FAILED & answer.keys():
             return json.dumps(answer) + "\n"
     if fork is None:
         fork = _forked(group, forks, pipes, _serve_files)
@@ -147,11 +145,8 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
         answer = answer if "import failed" in again else again
         _end(other)
         forks.remove(other)
-    if "elsewhere" in answer:
-        _end(fork)
-        forks.remove(fork)
-    elif "ended" in answer or "import failed" in answer:
-        answer["ended" if "ended" in answer else "import failed"] = _end(fork)
+    if failed := _FAILED & answer.keys():
+        answer[min(failed)] = _end(fork)
         forks.remove(fork)
     elif answer["alone"]:
         fork.alone, fork.facts = file, dict(answer["facts"])
@@ -172,7 +167,12 @@ def _base(
     if base is None and like and not _worlds:
         serve = functools.partial(_serve_with, like.installed, world)
         base = _forked(name, forks, pipes, serve)
-        base.facts = json.loads(base.answers.readline() or "{}")
+        if line := base.answers.readline():
+            base.facts = json.loads(line)
+        else:  # these modules are not imported without the file: do not try again
+            _end(base)
+            forks.remove(base)
+            like.installed, base = [], None
     return base
 
 
@@ -195,6 +195,17 @@ def _answer_of(fork: Fork, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _answer_through(fork: Fork, request: dict[str, Any], forks: list[Fork]) -> dict[str, Any]:
+    """Return the answer of a process that forks for files, which is none of `forks` if it ended."""
+    forks.remove(fork)
+    forks.append(fork)  # the last used last
+    answer = _answer_of(fork, request)
+    if answer == {"ended": None}:  # itself, and not one that it forked
+        answer["ended"] = _end(fork)
+        forks.remove(fork)
+    return answer
+
+
 def _imports_torch(covered: list[str]) -> bool:
     texts = (Path(path).read_bytes() for path in covered if Path(path).is_file())
     return any(name.partition(".")[0] == "torch" for text in texts for _, name in imports_of(text))
@@ -207,11 +218,7 @@ def _answer_with_torch(request: dict[str, Any], forks: list[Fork], pipes: Sequen
     """
     fork = next((one for one in forks if one.group == _WITH_TORCH), None)
     fork = fork or _forked(_WITH_TORCH, forks, pipes, _serve_with_torch)
-    answer = _answer_of(fork, request)
-    if "ended" in answer and answer["ended"] is None:
-        answer["ended"] = _end(fork)
-        forks.remove(fork)
-    return json.dumps(answer) + "\n"
+    return json.dumps(_answer_through(fork, request, forks)) + "\n"
 
 
 def _forked(
