@@ -57,7 +57,8 @@ def _(device):
     for dtype in DTYPES:
         for shape in ((), (1,), (1, 1)):
             yield torch.randn(shape, dtype=dtype, device=device), state.clone()
-    yield torch.full((), float("nan"), device=device), state + 1
+    ones = torch.ones(6, dtype=torch.float64, device=device)
+    yield torch.full((), float("nan"), device=device), ones
 
 
 @loss_meter_.cost
