@@ -24,8 +24,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benches import common
-from jitkern import BlockSparseMask, flash_attention
 from jitkern.devtools import timing
+from jitkern.ops import BlockSparseMask, flash_attention
 
 BLOCK, CHECKED = 128, 64  # queries and keys of a block; queries that are compared with float64
 DENSITIES = (1.0, 0.5, 0.25, 0.1)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         CompilerNotFound as CompilerNotFound,
         DeclarationError as DeclarationError,
         JitkernError as JitkernError,
-        KVCacheFull as KVCacheFull,
         LaunchError as LaunchError,
         LoadError as LoadError,
         NotCached as NotCached,
@@ -36,17 +35,6 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
     )
-    from jitkern.kernels_src.async_scalar import AsyncScalar as AsyncScalar
-    from jitkern.kernels_src.block_sparse_attention.flash_attention import (
-        flash_attention as flash_attention,
-    )
-    from jitkern.kernels_src.block_sparse_attention.mask import BlockSparseMask as BlockSparseMask
-    from jitkern.kernels_src.cross_entropy.in_place import (
-        cross_entropy_in_place as cross_entropy_in_place,
-    )
-    from jitkern.kernels_src.linears import quantize_linears as quantize_linears
-    from jitkern.kernels_src.loss_meter.meter import LossMeter as LossMeter
-    from jitkern.kernels_src.paged_decode.paged_cache import PagedCache as PagedCache
     from jitkern.prewarming.api import prewarm as prewarm
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
@@ -61,22 +49,15 @@ if "t" in getattr(sys, "abiflags", ""):  # Windows has none
     )
 
 _HOMES = {
-    "AsyncScalar": "kernels_src.async_scalar",
-    "BlockSparseMask": "kernels_src.block_sparse_attention.mask",
     "Cache": "cache.store",
     "Config": "config",
-    "LossMeter": "kernels_src.loss_meter.meter",
-    "PagedCache": "kernels_src.paged_decode.paged_cache",
-    "quantize_linears": "kernels_src.linears",
     "Target": "target",
     "load": "dropin.patch",
     "load_inline": "dropin.patch",
     "on_compile": "cache.events",
     "compose": "composition.pointwise",
     "cpp_kernel": "raw.from_file",
-    "cross_entropy_in_place": "kernels_src.cross_entropy.in_place",
     "cuda_kernel": "raw.from_file",
-    "flash_attention": "kernels_src.block_sparse_attention.flash_attention",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",
     "patch_extensions": "dropin.patch",
@@ -93,21 +74,33 @@ _HOMES = {
     "CompileError": "errors",
     "LoadError": "errors",
     "LaunchError": "errors",
-    "KVCacheFull": "errors",
     "CacheError": "errors",
     "NotCached": "errors",
     "UntrustedCache": "errors",
     "__version__": "_version",
 }
+_OF_OPS = frozenset((
+    "AsyncScalar", "BlockSparseMask", "KVCacheFull", "LossMeter", "PagedCache",
+    "cross_entropy_in_place", "flash_attention", "quantize_linears",
+))  # fmt: skip
 _FOR_AUTHORS = ("kernel", "Cpp", "CuTile", "Cuda", "Extension", "Include", "Triton")
 _MODULES = ("ops", "declare", "cache_tools")
 
 __all__ = sorted({*_HOMES, *_MODULES} - {"__version__"})
 
 if not TYPE_CHECKING:
-    __getattr__ = on_first_use(
+    _attribute = on_first_use(
         __name__, _HOMES, elsewhere=dict.fromkeys(_FOR_AUTHORS, "jitkern.declare")
     )
+
+    def __getattr__(name: str) -> object:
+        if name not in _OF_OPS:
+            return _attribute(name)
+        import warnings
+
+        old = f"`jitkern.{name}` goes with the next release: use `jitkern.ops.{name}`"
+        warnings.warn(old, FutureWarning, stacklevel=2)
+        return getattr(_attribute("ops"), name)
 
 
 def __dir__() -> list[str]:

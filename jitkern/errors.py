@@ -8,7 +8,6 @@
     ├── CompileError                         the compiler refused the source
     ├── LoadError                            a whole artifact could not be loaded
     ├── LaunchError                          a launch function called its kernel wrongly
-    ├── KVCacheFull                          a PagedCache has no room for what was asked
     └── CacheError                           the cache cannot be read or written
         ├── NotCached                        nothing is cached and compiling is not allowed
         └── UntrustedCache                   another user could have written the cache
@@ -85,13 +84,6 @@ class LoadError(JitkernError):
 
 class LaunchError(JitkernError):
     """A kernel got a wrong number or type of arguments, or its launch failed."""
-
-
-class KVCacheFull(JitkernError):
-    """A PagedCache has too few pages, `free` of the `needed` ones, or no row, then both are 0."""
-
-    needed: int = 0
-    free: int = 0
 
 
 class CacheError(JitkernError):

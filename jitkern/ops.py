@@ -1,7 +1,9 @@
 """The shipped ops; each is declared at its first use, and compiles on its first call.
 
 `jitkern.ops.softmax` is the op as a function, `torch.ops.jitkern.softmax` the same op in Torch.
-Beside the ops are layers with weights of 4 and 8 bits (`Int4Linear`, `Int8Linear`), and the modules
+Beside the ops are what uses them: a loop's meters (`AsyncScalar`, `LossMeter`), attention and its
+masks (`flash_attention`, `BlockSparseMask`), `cross_entropy_in_place`, `PagedCache` with its
+`KVCacheFull`, `quantize_linears` with its layers (`Int4Linear`, `Int8Linear`), and the modules
 `int4` (packing, and rounding to the nearest) and `converters` (from GPTQ, AWQ and torchao).
 """
 
@@ -16,10 +18,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from jitkern.declare import Op
-    from jitkern.kernels_src import int4_converters, int4_weight, linears
+    from jitkern.kernels_src import int4_converters as converters, int4_weight as int4
+    from jitkern.kernels_src.async_scalar import AsyncScalar
+    from jitkern.kernels_src.block_sparse_attention.flash_attention import flash_attention
+    from jitkern.kernels_src.block_sparse_attention.mask import BlockSparseMask
+    from jitkern.kernels_src.cross_entropy.in_place import cross_entropy_in_place
+    from jitkern.kernels_src.linears import Int4Linear, Int8Linear, quantize_linears
+    from jitkern.kernels_src.loss_meter.meter import LossMeter
+    from jitkern.kernels_src.paged_decode.paged_cache import KVCacheFull, PagedCache
 
-    Int4Linear, Int8Linear = linears.Int4Linear, linears.Int8Linear
-    int4, converters = int4_weight, int4_converters
+    __all__ = [
+        "AsyncScalar", "BlockSparseMask", "Int4Linear", "Int8Linear", "KVCacheFull", "LossMeter",
+        "PagedCache", "converters", "cross_entropy_in_place", "flash_attention", "int4",
+        "quantize_linears",
+    ]  # fmt: skip
 
     # What each returns, for type checkers, which read no schema; tests/test_types.py compares.
     add_rms_norm: Op[tuple[Tensor, Tensor]]
@@ -65,15 +77,21 @@ if TYPE_CHECKING:
     w4a16_linear: Op[Tensor]
     w8a16_linear: Op[Tensor]
 else:
-    _op, __dir__ = attach(__name__, "jitkern.kernels_src", namespace="jitkern")
+    _op, _ops = attach(__name__, "jitkern.kernels_src", namespace="jitkern")
     _BESIDE = {  # modules of the kernels, and names in them
-        "Int4Linear": ("linears", "Int4Linear"), "Int8Linear": ("linears", "Int8Linear"),
-        "int4": ("int4_weight", ""), "converters": ("int4_converters", ""),
+        "AsyncScalar": "async_scalar", "BlockSparseMask": "block_sparse_attention.mask",
+        "Int4Linear": "linears", "Int8Linear": "linears", "KVCacheFull": "paged_decode.paged_cache",
+        "LossMeter": "loss_meter.meter", "PagedCache": "paged_decode.paged_cache",
+        "converters": "int4_converters", "cross_entropy_in_place": "cross_entropy.in_place",
+        "flash_attention": "block_sparse_attention.flash_attention", "int4": "int4_weight",
+        "quantize_linears": "linears",
     }  # fmt: skip
+
+    def __dir__() -> list[str]:
+        return sorted((*_ops(), *_BESIDE))
 
     def __getattr__(name: str) -> Any:
         if name not in _BESIDE:
             return _op(name)
-        module, attribute = _BESIDE[name]
-        found = importlib.import_module(f"jitkern.kernels_src.{module}")
-        return getattr(found, attribute) if attribute else found
+        found = importlib.import_module(f"jitkern.kernels_src.{_BESIDE[name]}")
+        return getattr(found, name, found)  # a name in the module, or the module

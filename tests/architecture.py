@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1449,
+    "beside": 1452,
     "files": 450,
     "config": 919,
     "cache": 1873,

@@ -5,9 +5,11 @@ import pytest
 import jitkern
 import jitkern.declare
 
+OF_OPS = (
+    "AsyncScalar", "BlockSparseMask", "KVCacheFull", "LossMeter", "PagedCache", "cross_entropy_in_place",
+    "flash_attention", "quantize_linears",
+)  # fmt: skip
 NAMES = {
-    "KVCacheFull", "PagedCache", "quantize_linears",
-    "AsyncScalar", "BlockSparseMask", "LossMeter", "cross_entropy_in_place", "flash_attention",
     "Cache", "CacheError", "CompileError", "CompilerNotFound", "Config", "DeclarationError", "JitkernError", "LaunchError", "LoadError",
     "NotCached", "SettingError", "Target", "TargetError", "UntrustedCache", "cache_tools", "compose", "cpp_kernel", "cuda_kernel", "declare", "load", "load_inline", "on_compile", "ops", "patch_extensions", "patch_triton", "pointwise", "prewarm", "roofline", "stats", "triton_kernel", "using",
 }  # fmt: skip
@@ -28,6 +30,14 @@ def test_an_unknown_name_is_an_attribute_error():
         jitkern.nothing
     with pytest.raises(AttributeError, match="it is `jitkern.declare.Cuda`"):
         jitkern.Cuda
+
+
+@pytest.mark.parametrize("name", OF_OPS)
+def test_a_name_that_moved_to_the_ops_still_works_with_a_warning(name):
+    with pytest.warns(FutureWarning, match=rf"use `jitkern\.ops\.{name}`"):
+        found = getattr(jitkern, name)
+    assert found is getattr(jitkern.ops, name)
+    assert name in dir(jitkern.ops) and name not in dir(jitkern)
 
 
 def test_names_do_not_collide_with_submodules():

@@ -131,7 +131,7 @@ class Llama(nn.Module):
 
 def loss_of(logits: Tensor, target: Tensor) -> Tensor:
     """Return the mean cross-entropy; the gradient overwrites the logits."""
-    return jitkern.cross_entropy_in_place(logits.flatten(0, -2), target.flatten())
+    return jitkern.ops.cross_entropy_in_place(logits.flatten(0, -2), target.flatten())
 
 
 SWITCHED = {

@@ -100,7 +100,7 @@ class Paged:
 
     def __init__(self, model: Llama, batch: int) -> None:
         block, device = model.blocks[0], model.cos.device
-        self.cache = jitkern.PagedCache(
+        self.cache = jitkern.ops.PagedCache(
             pages=batch * -(-model.length // 16), heads=block.parts[1], head_size=block.d,
             sequences=batch, layers=len(model.blocks), max_length=model.length,
             dtype=model.kind["dtype"], device=device,
@@ -148,7 +148,7 @@ def made(args: argparse.Namespace) -> Llama:
         device=args.device, dtype=getattr(torch, args.dtype),
     )  # fmt: skip
     if args.way == "jitkern-w4":
-        jitkern.quantize_linears(model, "int4", only=lambda name, _: name != "logits")
+        jitkern.ops.quantize_linears(model, "int4", only=lambda name, _: name != "logits")
     elif args.way == WRITTEN_OUT:
         for linear in model.blocks.modules():
             if isinstance(linear, nn.Linear):

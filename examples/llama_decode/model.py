@@ -85,7 +85,7 @@ class Attend(nn.Module):
 class PagedAttend(nn.Module):
     """The same by jitkern's ops, over a layer of a PagedCache. A prompt begins its sequence."""
 
-    def __init__(self, cache: jitkern.PagedCache, layer: int, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, cache: jitkern.ops.PagedCache, layer: int, cos: Tensor, sin: Tensor) -> None:
         super().__init__()
         self.cache, self.layer, self.tables = cache, layer, (cos, sin)
 
@@ -191,7 +191,7 @@ def add_rms_norm(m: AddRMSNorm, x: Tensor, residual: Tensor | None = None) -> tu
     return jitkern.ops.add_rms_norm(x, residual, m.weight, m.eps)
 
 
-def use_jitkern(model: Llama, cache: jitkern.PagedCache) -> Llama:
+def use_jitkern(model: Llama, cache: jitkern.ops.PagedCache) -> Llama:
     """Let a model use jitkern's ops, and a cache in pages; returns the model."""
     for module in model.modules():
         if isinstance(module, AddRMSNorm):

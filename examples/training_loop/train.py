@@ -79,7 +79,7 @@ def quiet(task: Task, steps: int, every: int, report: list[str]) -> None:
     """Train without waiting: what is looked at has reached the host by itself."""
     device = task.batches[0].device
     flag = torch.zeros((), dtype=torch.int32, device=device)
-    meter, bad = jitkern.LossMeter(device), jitkern.AsyncScalar()
+    meter, bad = jitkern.ops.LossMeter(device), jitkern.ops.AsyncScalar()
     reported = 0
 
     def look(step: int) -> int:

@@ -1,1 +1,1 @@
-"""Attention over blocks: the kernels, masks, and `jitkern.flash_attention`."""
+"""Attention over blocks: the kernels, masks, and `jitkern.ops.flash_attention`."""

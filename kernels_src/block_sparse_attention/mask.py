@@ -1,4 +1,4 @@
-"""Which keys each query sees, by blocks: the mask of `jitkern.flash_attention`."""
+"""Which keys each query sees, by blocks: the mask of `jitkern.ops.flash_attention`."""
 
 from __future__ import annotations
 

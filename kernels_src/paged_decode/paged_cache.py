@@ -7,10 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from jitkern.errors import KVCacheFull
+from jitkern.errors import JitkernError
 from jitkern.kernels_src.paged_decode.pages import Pages
 
 LAYOUTS = ("NHD", "HND")
+
+
+class KVCacheFull(JitkernError):
+    """A PagedCache has too few pages, `free` of the `needed` ones, or no row, then both are 0."""
+
+    needed: int = 0
+    free: int = 0
 
 
 class PagedCache:

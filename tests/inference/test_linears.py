@@ -217,7 +217,7 @@ def quantized(scheme, device="cpu", **options):
     with torch.device(device):
         torch.manual_seed(0)
         model = Model()
-    return jitkern.quantize_linears(model, scheme, **options)
+    return jitkern.ops.quantize_linears(model, scheme, **options)
 
 
 @pytest.mark.long
@@ -226,7 +226,7 @@ def test_layers_are_replaced_and_their_state_comes_back(scheme, tmp_path):
     options = {"group": 64, "symmetric": False} if scheme == "int4" else {}
     torch.manual_seed(0)
     plain = Model()
-    model = jitkern.quantize_linears(copy.deepcopy(plain), scheme, **options)
+    model = jitkern.ops.quantize_linears(copy.deepcopy(plain), scheme, **options)
     kind = Int4Linear if scheme == "int4" else Int8Linear
     assert [type(m) for m in (model.blocks[0], model.blocks[2], model.head)] == [kind] * 3
     assert model.same is model.blocks[2]
@@ -256,14 +256,14 @@ def test_a_weight_is_freed_before_the_next_is_quantized(monkeypatch):
 
     of_weight = int4.quantize
     monkeypatch.setattr(int4, "quantize", quantize)
-    jitkern.quantize_linears(model)
+    jitkern.ops.quantize_linears(model)
     assert alive == [4, 3, 2, 1]
 
 
 def test_a_layer_in_two_places_stays_one():
     model = nn.Sequential(nn.Linear(128, 128), nn.ReLU())
     model.append(model[0])
-    jitkern.quantize_linears(model)
+    jitkern.ops.quantize_linears(model)
     assert isinstance(model[0], Int4Linear) and model[2] is model[0]
 
 
@@ -271,7 +271,7 @@ def test_what_is_left_as_it_is():
     model = quantized("int4", only=lambda name, _: name != "head", group=128)
     assert type(model.head) is nn.Linear
     assert "group=128, symmetric=True, bias=True" in repr(model.blocks[0])
-    assert isinstance(jitkern.quantize_linears(nn.Linear(64, 3), "int8_dynamic"), Int8Linear)
+    assert isinstance(jitkern.ops.quantize_linears(nn.Linear(64, 3), "int8_dynamic"), Int8Linear)
     with pytest.raises(ValueError, match=r"layer 'head': .* multiple of the group of 128.*only="):
         quantized("int4")
     with pytest.raises(ValueError, match="scheme must be one of .*got 'int2'"):
@@ -294,7 +294,7 @@ class Attention(nn.Module):
 def test_layers_follow_autocast_as_those_that_they_replace(scheme):
     torch.manual_seed(0)
     plain = Attention()
-    model = jitkern.quantize_linears(copy.deepcopy(plain), scheme)
+    model = jitkern.ops.quantize_linears(copy.deepcopy(plain), scheme)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for tokens in (3, 20):
@@ -317,7 +317,7 @@ def test_ops_have_the_dtype_of_x_under_autocast():
 
 
 def test_an_encoder_layer_that_reads_its_weights_keeps_them():
-    model = jitkern.quantize_linears(nn.TransformerEncoderLayer(128, 4, 128, batch_first=True))
+    model = jitkern.ops.quantize_linears(nn.TransformerEncoderLayer(128, 4, 128, batch_first=True))
     assert type(model.linear1) is type(model.linear2) is nn.Linear
     assert model.eval()(torch.randn(2, 3, 128)).shape == (2, 3, 128)
 
@@ -327,7 +327,7 @@ def test_a_layer_without_outputs_is_replaced():
     plain = nn.Linear(128, 1)
     plain.weight, plain.bias = (nn.Parameter(p[:0].detach()) for p in plain.parameters())
     for scheme in ("int4", "int8", "int8_dynamic"):
-        layer = jitkern.quantize_linears(plain, scheme)
+        layer = jitkern.ops.quantize_linears(plain, scheme)
         assert layer(torch.randn(3, 128)).shape == (3, 0)
         assert layer(torch.randn(2, 70, 128)).shape == (2, 70, 0)
 

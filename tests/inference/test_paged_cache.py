@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import jitkern.ops
-from jitkern import KVCacheFull, PagedCache
+from jitkern.ops import KVCacheFull, PagedCache
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)

@@ -9,8 +9,7 @@ import math
 
 import torch
 
-from jitkern import BlockSparseMask
-from jitkern.ops import block_sparse_attention, block_sparse_attention_backward
+from jitkern.ops import BlockSparseMask, block_sparse_attention, block_sparse_attention_backward
 
 MODULE = "jitkern.kernels_src.block_sparse_attention.block_sparse_attention_triton"
 BOUND = 4  # in units of the dtype's epsilon, as in tests/test_kernels.py

@@ -12,8 +12,8 @@ from helpers import target_of
 from row_calls import captured, elsewhere
 
 import jitkern
-from jitkern import BlockSparseMask
 from jitkern.ops import (
+    BlockSparseMask,
     block_sparse_attention as attention,
     block_sparse_attention_backward as backward,
 )

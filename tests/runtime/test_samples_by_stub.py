@@ -7,8 +7,9 @@ import torch
 from helpers import by_python, needs_triton, programs_of
 
 from benches.common import of_kind
-from jitkern import config, ops
+from jitkern import config
 from jitkern.calls.signature import tensors_in
+from jitkern.declare import discover
 from jitkern.launch.measure import copied
 from jitkern.runtime import binding, specializer
 from jitkern.source.kinds import Extension
@@ -20,7 +21,7 @@ pytestmark = [
 
 
 def cases():
-    for op in (getattr(ops, name) for name in dir(ops)):
+    for op in discover("jitkern.kernels_src"):
         for device in ("cpu", "cuda"):
             for source in op.sources[device]:
                 if isinstance(source, Extension):

@@ -12,7 +12,7 @@ from jitkern.kernels_src.loss_meter.meter import LossStatistics
 
 
 def test_a_tensor_on_the_cpu_is_there_at_once():
-    scalar = jitkern.AsyncScalar()
+    scalar = jitkern.ops.AsyncScalar()
     assert (scalar.poll(), scalar.wait(), scalar.number) == (None, None, 0)
     x = torch.tensor(2.5, requires_grad=True)
     scalar.put(x)
@@ -66,7 +66,7 @@ def copying(monkeypatch):
 
 
 def test_the_newest_ended_value_is_polled_older_ones_go(copying):
-    scalar = jitkern.AsyncScalar()
+    scalar = jitkern.ops.AsyncScalar()
     for value in (1.0, 2.0, 3.0, 4.0):
         scalar.put(copying(value))
     assert (scalar.poll(), scalar.number) == (None, 0)
@@ -85,7 +85,7 @@ def test_the_newest_ended_value_is_polled_older_ones_go(copying):
 
 @pytest.mark.long
 def test_a_meter_reads_what_was_put():
-    meter = jitkern.LossMeter("cpu")
+    meter = jitkern.ops.LossMeter("cpu")
     assert meter.poll() is None and meter.wait() is None
     meter.put()
     empty = meter.poll()
@@ -104,7 +104,7 @@ def test_a_meter_reads_what_was_put():
 
 @pytest.mark.long
 def test_a_sum_of_many_losses_has_no_error_that_grows():
-    meter = jitkern.LossMeter("cpu")
+    meter = jitkern.ops.LossMeter("cpu")
     loss = torch.tensor(0.1, dtype=torch.float64)
     for _ in range(5000):
         meter.add(loss)
@@ -117,13 +117,13 @@ def test_a_sum_of_many_losses_has_no_error_that_grows():
 
 @pytest.mark.gpu
 def test_nothing_waits_for_the_gpu():
-    meter, scalar = jitkern.LossMeter("cuda"), jitkern.AsyncScalar()
+    meter, scalar = jitkern.ops.LossMeter("cuda"), jitkern.ops.AsyncScalar()
     flag = torch.zeros((), dtype=torch.int32, device="cuda")
     loss = torch.full((), 2.0, device="cuda")
     served(ops.nonfinite_flag_tensor_, loss, flag, device="cuda")  # which compiles
     served(ops.loss_meter_, loss, torch.zeros_like(meter.state), device="cuda")
     for tensor in (flag, meter.state):  # pinned memory, for which the first copies may wait
-        earlier = jitkern.AsyncScalar()
+        earlier = jitkern.ops.AsyncScalar()
         for _ in range(4):
             earlier.put(tensor)
         earlier.wait()
@@ -147,7 +147,7 @@ def test_nothing_waits_for_the_gpu():
 
 @pytest.mark.gpu
 def test_values_of_each_put_arrive_in_order():
-    scalar, x = jitkern.AsyncScalar(), torch.zeros((), device="cuda", dtype=torch.int64)
+    scalar, x = jitkern.ops.AsyncScalar(), torch.zeros((), device="cuda", dtype=torch.int64)
     seen = []
     for _ in range(300):
         x += 1

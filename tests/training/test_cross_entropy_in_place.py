@@ -1,4 +1,4 @@
-"""`jitkern.cross_entropy_in_place`: the gradient takes the memory of the logits."""
+"""`jitkern.ops.cross_entropy_in_place`: the gradient takes the memory of the logits."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_loss_and_gradient(device, backend, reduction):
     (gradient,) = torch.autograd.grad(wanted, weight, by)
 
     def step(x, weight, target):
-        return jitkern.cross_entropy_in_place(x @ weight, target, reduction=reduction)
+        return jitkern.ops.cross_entropy_in_place(x @ weight, target, reduction=reduction)
 
     run = torch.compile(step, backend=backend, fullgraph=True) if backend else step
     for _ in range(2):
@@ -45,10 +45,10 @@ def test_loss_and_gradient(device, backend, reduction):
 def test_no_second_buffer_and_no_wait(device):
     x, weight, target, _ = data(device)
     logits = x @ weight
-    jitkern.cross_entropy_in_place(logits, target).backward()  # everything is compiled
+    jitkern.ops.cross_entropy_in_place(logits, target).backward()  # everything is compiled
     logits = x @ weight
     with refusing_to_wait() if device == "cuda" else torch.enable_grad():
-        loss = jitkern.cross_entropy_in_place(logits, target)
+        loss = jitkern.ops.cross_entropy_in_place(logits, target)
         (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.data_ptr() == logits.data_ptr()
 
@@ -61,7 +61,7 @@ def test_dimensions_after_the_classes(device):
     weight.requires_grad_()
     target = torch.randint(0, 11, (2, 5), device=device)
     wanted = F.cross_entropy((x @ weight).mT, target)
-    loss = jitkern.cross_entropy_in_place((x @ weight).mT, target)
+    loss = jitkern.ops.cross_entropy_in_place((x @ weight).mT, target)
     torch.testing.assert_close(loss, wanted)
     pair = (torch.autograd.grad(3 * each, weight)[0] for each in (loss, wanted))
     torch.testing.assert_close(*pair)
@@ -73,26 +73,26 @@ def test_logits_stay_where_no_gradient_is_needed(device):
     with torch.no_grad():
         logits = x @ weight
         before = logits.clone()
-        torch.testing.assert_close(jitkern.cross_entropy_in_place(logits, target), wanted)
+        torch.testing.assert_close(jitkern.ops.cross_entropy_in_place(logits, target), wanted)
     assert torch.equal(logits, before)
 
 
 def test_uses_that_would_be_wrong_raise():
     x, weight, target, _ = data("cpu")
-    loss = jitkern.cross_entropy_in_place(x @ weight, target)
+    loss = jitkern.ops.cross_entropy_in_place(x @ weight, target)
     torch.autograd.grad(loss, weight, retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, weight)
     logits = x @ weight
     squares = logits.square()
-    jitkern.cross_entropy_in_place(logits, target)
+    jitkern.ops.cross_entropy_in_place(logits, target)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(squares.sum(), weight)
     with pytest.raises(RuntimeError, match="a leaf of the graph"):
-        jitkern.cross_entropy_in_place(weight, target[:1].expand(8))
+        jitkern.ops.cross_entropy_in_place(weight, target[:1].expand(8))
     with pytest.raises(RuntimeError, match="pass them contiguous"):
-        jitkern.cross_entropy_in_place((x @ weight).T, torch.zeros(40, dtype=torch.int64))
-    loss = jitkern.cross_entropy_in_place(x @ weight, target)
+        jitkern.ops.cross_entropy_in_place((x @ weight).T, torch.zeros(40, dtype=torch.int64))
+    loss = jitkern.ops.cross_entropy_in_place(x @ weight, target)
     (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         torch.autograd.grad(gradient.sum(), weight)

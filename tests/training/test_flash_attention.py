@@ -1,4 +1,4 @@
-"""`jitkern.BlockSparseMask` beside masks of all elements, and `jitkern.flash_attention`."""
+"""`jitkern.ops.BlockSparseMask` beside masks of all elements, and `jitkern.ops.flash_attention`."""
 
 import inspect
 
@@ -7,7 +7,7 @@ import torch
 from helpers import refusing_to_wait
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from jitkern import BlockSparseMask, flash_attention
+from jitkern.ops import BlockSparseMask, flash_attention
 
 pytestmark = pytest.mark.common_cache
 
