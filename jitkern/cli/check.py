@@ -50,12 +50,15 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     checks: list[OpCheck] = []
     broken: dict[str, str] = {}
+    unimported: dict[str, str] = {}
     progress = Progress(quiet=args.level < 0)
 
     def take(what: str, value: Any) -> None:
         progress.clear()
         if what == "broken":
             broken.update(value)
+        elif what == "unimported":
+            unimported.update(value)
         elif what != "row":
             progress.show(f"checking {' '.join(filter(None, OpCheck(*value)[:4]))}")
         else:
@@ -72,8 +75,16 @@ def run(args: argparse.Namespace) -> int:
     done = sum(check.ok is True for check in checks)
     ok = not failed and bool(done) and not broken
     if args.json:
-        print_json(ok=ok, checks=[check._asdict() for check in checks], broken=broken)
+        print_json(
+            ok=ok,
+            checks=[check._asdict() for check in checks],
+            broken=broken,
+            unimported=unimported,
+        )
     else:
+        for op, module in unimported.items():
+            package = module.partition(".")[0]
+            say(f"`import {package}` does not declare {op}: it lacks `import {module}`")
         skipped = len(checks) - failed - done
         color = GREEN if ok else RED
         total = f"{counted(done, 'check')} passed, {failed} failed, {skipped} skipped"
@@ -91,6 +102,7 @@ def _check(what: list[str], seen: Container[str], tell: Tell) -> None:
 
     chosen = choose_ops(what)
     tell("broken", chosen.broken)
+    tell("unimported", chosen.unimported)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     for op in chosen.ops:
         if op.name in seen or op.module not in sys.modules:  # it failed in the midst of its import

@@ -43,10 +43,15 @@ class UnknownOp(UsageError):
 
 
 class Chosen(NamedTuple):
-    """The chosen ops, and the named packages whose import fails, each with the reason."""
+    """The chosen ops.
+
+    broken: the named packages whose import fails, each with the reason. unimported: ops that the
+    import of a named package does not declare, each with the module that does.
+    """
 
     ops: list[Op]
     broken: dict[str, str]
+    unimported: dict[str, str]
 
 
 def take_ops(
@@ -81,7 +86,7 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[OpCalls], dict[s
     for call in recorded:
         if call.op not in op_room.all_ops.all_ops():
             _declare(call, path, names)
-    ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
+    ops, broken, _ = _choose(names, raising)  # after the imports, which may declare the ops
     return prewarming.op_calls.recorded_calls(ops, recorded, path), broken
 
 
@@ -155,15 +160,16 @@ def _package_of(module: str) -> str:
 def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
+    unimported: dict[str, str] = {}
     for name in names:
         ops = op_room.all_ops.ops_named(name)
         reasons = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
         if reasons:
             broken[name] = reasons[0]
-        elif not ops:
+        elif not ops or name in sys.modules:  # a package has ops that it does not import, perhaps
             try:
                 with _found_here(name):
-                    ops = _imported(name)
+                    ops = _imported(name, unimported)
             except (Exception, SystemExit) as e:  # noqa: BLE001  as for an installed package
                 broken[name] = _leave_out(name, e)
                 ops = op_room.all_ops.ops_named(name)
@@ -177,7 +183,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
             )
         chosen.update((op.name, op) for op in ops)
     result = chosen if names else op_room.all_ops.all_ops()
-    return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
+    return Chosen(sorted(result.values(), key=lambda op: op.name), broken, unimported)
 
 
 def _beside(module: str) -> Iterator[str]:
@@ -245,8 +251,11 @@ def _is_absent(e: BaseException, module: str) -> bool:
     return isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
 
 
-def _imported(name: str) -> list[Op]:
-    """Return the ops that a package or module declares. Raises the errors of its import."""
+def _imported(name: str, unimported: dict[str, str]) -> list[Op]:
+    """Return the ops that a package or module declares, and tell which ones need another import.
+
+    Raises the errors of the import.
+    """
     if not all(part.isidentifier() for part in name.split(".")):
         return []
     try:
@@ -256,7 +265,12 @@ def _imported(name: str) -> list[Op]:
             return []
         raise
     if spec and spec.submodule_search_locations:
+        importlib.import_module(name)
+        imported = {*op_room.all_ops.all_ops()}
         jitkern.declare.discover(name)
+        if spec.origin:  # else a folder without `__init__.py`, which imports nothing
+            later = (op for op in op_room.all_ops.ops_named(name) if op.name not in imported)
+            unimported.update((op.name, op.module) for op in later)
     elif spec:
         importlib.import_module(name)
     return op_room.all_ops.ops_named(name)

@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    ops, broken = choose_ops(args.what)
+    ops, broken, _ = choose_ops(args.what)
     if broken:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
     token = _token(args.token_file)

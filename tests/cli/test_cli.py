@@ -276,6 +276,19 @@ def test_a_path_and_a_misspelt_module_are_told_the_name(cli, package, tmp_path, 
     assert "did you mean pathed?" in cli("prewarm", "pahted")[2]
 
 
+@pytest.mark.parametrize("name", ["half_told", "half_imported"])
+def test_check_names_ops_that_their_package_does_not_import(cli, package, name):
+    package(name, __init__=f"import {name}.kernel", kernel=op_text(name, "f", GOOD))
+    (Path.cwd() / name / "more").mkdir()
+    (Path.cwd() / name / "more" / "kernel.py").write_text(op_text(name, "g", GOOD))
+    if name == "half_imported":  # as an installed package is
+        sys.path.insert(0, str(Path.cwd()))
+        importlib.import_module(name)
+    report = last_json(cli("check", name, "--json")[1])
+    assert {check["op"] for check in report["checks"]} == {f"{name}::f", f"{name}::g"}
+    assert report["unimported"] == {f"{name}::g": f"{name}.more.kernel"}
+
+
 def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
     package("deep", below="")
     for folder in ("deep/one/two", "deep/no-module"):

@@ -286,15 +286,6 @@ def test_a_missing_file_is_named(files):
         jitkern.load("x", ["nothing.cpp"])
 
 
-@pytest.mark.long
-def test_a_header_that_only_a_macro_names_is_watched(files):
-    folder = files(hidden_dot_h="#define VALUE 1\n")
-    define = f'#define HIDDEN "{folder / "hidden.h"}"\n#include HIDDEN'
-    assert module("drop_in_hidden", define).answer() == 1
-    files(hidden_dot_h="#define VALUE 2\n")
-    assert module("drop_in_hidden", define).answer() == 2
-
-
 # The key.
 
 

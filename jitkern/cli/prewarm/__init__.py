@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.recording:
         wanted, broken = choose_recorded(args.recording, args.what)
     else:
-        ops, broken = choose_ops(args.what)
+        ops, broken, _ = choose_ops(args.what)
         wanted = choose_calls(ops, args.call, targets)
     with (
         Progress(every=args.level > 0, quiet=args.level < 0) as progress,
