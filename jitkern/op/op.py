@@ -274,7 +274,7 @@ class Op(DeclaredOp, Generic[Result]):
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
         known = {*DEVICES, *[kind.kind for kind in SOURCES.values() if kind.runs != ITSELF]}
-        wrong = [kind for kind in kinds if kind not in known]
+        wrong = [kind for kind in kinds if not isinstance(kind, str) or kind not in known]
         if wrong or not kinds:
             asked = [repr(kind) for kind in wrong[:1]]
             raise DeclarationError(

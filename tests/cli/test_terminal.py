@@ -266,6 +266,19 @@ def test_an_error_of_several_calls_is_told_with_their_number(capsys):
     ]
 
 
+def test_an_error_of_several_configurations_is_told_once(capsys):
+    failures, error = Failures(Progress(quiet=True)), "/k/f.cpp:1:2: error: no such name"
+    failed = Result("a::f", "N1", "cpu", "failed", reason=f"could not compile a::f: {error}")
+    failures.step(Step(1, 3, "", finished=True, result=failed))
+    left_out = [failed._replace(variant=v, status="skipped", reason=f"{v} is left out: {error}\nlog: {v}")
+                for v in ("N2", "N3")]  # fmt: skip
+    without_gpu = failed._replace(variant="N4", status="skipped", reason="it needs a GPU")
+    failures.rest([failed, *left_out, without_gpu, without_gpu._replace(variant="N5")])
+    told = capsys.readouterr().err
+    assert told.count(error) == 1 and told.count("skipped: it needs a GPU") == 1
+    assert "the same error as of a::f N1 cpu: N2, N3\n" in told and "N5" not in told
+
+
 @pytest.mark.long
 def test_an_interrupted_prewarm_says_so_and_keeps_its_work():
     code, text = in_terminal("prewarm", "vec_add", "--jobs", "1", interrupt="[2/")

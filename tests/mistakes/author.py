@@ -200,6 +200,7 @@ DECLARATIONS = [
     _host("backward_name", "(grad, alpha):\n    return scale(grad, alpha)", "(grad, beta):\n    return scale(grad, beta)", "@scale.backward", "unknown parameters beta; it may have: alpha, grad"),
     _host("source_of_cpu", 'cuda=Cuda("scale.cu")', 'cuda=Cpp("scale.cpp")', "scale = kernel(", "cuda= takes Cuda, Triton, CuTile, Extension, got Cpp(", "write cpu="),
     _host("source_string", 'cuda=Cuda("scale.cu")', 'cuda="scale.cu"', "scale = kernel(", "is a string: write cuda=Cuda('scale.cu')"),
+    _host("launch_no_kind", '"cpu")', '["cpu"])', '@scale.launch(["cpu"])', "launch() takes cc, cpu, cuda, cutile, nvrtc, triton, got (['cpu'],)"),
     _host("launch_kind", '"cpu")', '"cpp")', '@scale.launch("cpp")', "launch() takes cc, cpu, cuda, cutile, nvrtc, triton, got ('cpp',); did you mean 'cpu'?"),
     _host("kernel_keyword", "cpu=Cpp", "cpus=Cpp", "scale = kernel(", "kernel() takes cpu, cuda, fusible, nondifferentiable, prewarm, got cpus; did you mean cpu?"),
     _host("source_keyword", 'Cpp("scale.cpp")', 'Cpp("scale.cpp", openMP=True)', "openMP", "Cpp('scale.cpp') takes environment, flags, include, min_compiler, native, openmp, strided, text, got openMP; did you mean openmp?"),

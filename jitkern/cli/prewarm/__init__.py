@@ -116,8 +116,6 @@ def run(args: argparse.Namespace) -> int:
     results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
     count = Counter(result.status for result in results)
     seconds = round(time.perf_counter() - started, 3)
-    for reason in dict.fromkeys(r.reason for r in results if r.status == "skipped"):
-        say(f"skipped: {reason}", code=YELLOW)
     if args.json:
         print_json(
             built=count["built"],

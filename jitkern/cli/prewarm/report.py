@@ -27,7 +27,10 @@ _PURPOSES = {  # of the entries that no op has for itself, where they are built
 
 
 class Failures:
-    """The failures: each error is printed when it happens, and equal errors are counted."""
+    """The failures: each error is printed when it happens, and equal errors are counted.
+
+    What was skipped follows, each reason once.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -41,11 +44,16 @@ class Failures:
             self._note(step.result)
         self._progress(step)
 
-    def rest(self, results: Iterable[Result]) -> None:
-        """Print the errors that no step told, and what failed as something before it."""
+    def rest(self, results: Sequence[Result]) -> None:
+        """Print the errors that no step told, why others were skipped, and what is like another."""
         for result in results:
             if result.status == "failed" and result not in self._shown:
                 self._note(result)
+        for result in {r.reason: r for r in results if r.status == "skipped"}.values():
+            alike = self._alike.setdefault(headline(result.reason)[0], [])
+            alike.append(result)
+            if len(alike) == 1:
+                say(f"skipped: {result.reason}", code=YELLOW)
         for first, *others in self._alike.values():
             own = _name_of(first)
             names = [_name_of(r, first) for r in others if _name_of(r) != own]
@@ -102,9 +110,9 @@ def why_nothing(
 
 
 def what_is_missing(results: Iterable[Result]) -> str:
-    """Return the kernels that were skipped where nothing serves their op; "" if there are none."""
+    """Return the kernels that were skipped where their op has none and no error, or ""."""
     kernels = [r for r in results if r.variant[:5] not in ("", "call.") and "-" in r.target]
-    served = {_place(r) for r in kernels if r.path}
+    served = {_place(r) for r in kernels if r.path or r.status == "failed"}
     names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"neither built nor cached: {', '.join(names[:_MOST])}{more}" if names else ""
