@@ -17,7 +17,6 @@ import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
-import linecache
 import os
 import pathlib
 import site
@@ -25,14 +24,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from jitkern.source import import_facts
 from jitkern.source.gpus import capability_of
-from jitkern.source.kinds import SOURCES, Source
+from jitkern.source.kinds import Source
 from jitkern.target import Target
 
 _REMEDY = (
@@ -63,50 +61,23 @@ def gpu_of(target: Target) -> Any:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-class OtherModules(BaseException):
-    """The import needs other modules of other distributions than its process has imported."""
-
-
-@dataclass
 class Import:
-    """The import of a file: what it may open, what it has read besides files, and its module.
+    """The import of a file: the process as the file sees it, what it has read, and its module.
 
-    device, variables: what is told to it. stubs: whether packages above the file are stubs. sets:
-    whether it has set a variable. installed: the modules of other distributions that the covered
-    files have imported, in order.
+    request: covered, the files that it may open; device and variables, what is told to it; stubs,
+    whether packages above the file are stubs. facts: what it has read besides files.
     """
 
-    source: Source
-    target: Target
-    covered: frozenset[str]
-    device: dict[str, Any]
-    variables: dict[str, str]
-    stubs: bool
-    facts: dict[str, Any] = field(default_factory=dict)
-    installed: list[str] = field(default_factory=list)
-    sets: bool = False
     module: Any = None
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other file may be served by the same process."""
-        return bool(self.facts) or self.sets or not self.stubs
-
-
-class ImportWorld:
-    """The process as files see it as they are imported.
-
-    now: the import of the moment. base: the modules of other distributions that this process has
-    imported before, and the facts that they have read; None if it has imported none.
-    """
-
-    now: Import
-    base: tuple[list[str], dict[str, Any]] | None = None
-
-    def __init__(self, *, has_torch: bool) -> None:
-        self._has_torch = has_torch
+    def __init__(self, source: Source, request: dict[str, Any]) -> None:
+        self.source, self.target = source, Target.parse(request["target"])
+        self.covered = frozenset(request["covered"])
+        self.device: dict[str, Any] = request["device"]
+        self.variables: dict[str, str] = request["variables"]
+        self._stubs: bool = request.get("stubs", True)
+        self.facts: dict[str, Any] = {}
         self._is_importing = False
-        self._path, self._modules = [*sys.path], {*sys.modules}
         stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
         self._stdlib = tuple(f"{os.path.realpath(path)}{os.sep}" for path in stdlib)
         folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
@@ -133,80 +104,30 @@ class ImportWorld:
 
     # -------------------------------------------------------------- the import
 
-    def imported(self, source: Source, request: dict[str, Any]) -> Import:
-        """Import a file. Raises what its statements do, and ImportRefused."""
-        self._forget()
-        self._begin(source, request, request["covered"])
+    def run(self) -> None:
+        """Import the file. Raises what its statements do, and ImportRefused."""
+        source = self.source
+        self._answer_triton()
+        if "torch" in sys.modules:
+            self.answer_torch()
         path = source.paths[0].absolute()
         package = source.package or ("" if source.text else _package_of(path))
         top, *parts = package.split(".")
         root = str(path.parents[len(parts) + 1]) if package else source.folder
         if not package or root not in sys.path:
             sys.path.insert(0, root)
-        self._finder.top = top if self.now.stubs else ""
+        self._finder.top = top if self._stubs else ""
         with self.watched():
-            self.now.module = self._imported(path, package)
-        if any(name.partition(".")[0] == top for name in self.now.installed):
-            self.now.installed.clear()  # an import of these would run the kernel's own package
-        if self.base:
-            if self.base[0] != self.now.installed:
-                raise OtherModules
-            self.now.facts.update(self.base[1])
-        return self.now
-
-    def load(self, modules: list[str], request: dict[str, Any]) -> dict[str, Any]:
-        """Import modules of other distributions; return the facts that they have read."""
-        self._begin(SOURCES["triton"](**request["source"]), request, [])
-        with self.watched():
-            for name in modules:
-                importlib.import_module(name)
-        self._modules = {*sys.modules}
-        self.base = modules, self.now.facts
-        return self.now.facts
-
-    def _begin(self, source: Source, request: dict[str, Any], covered: list[str]) -> None:
-        self.now = Import(
-            source, Target.parse(request["target"]), frozenset(covered),
-            request["device"], request["variables"], request.get("stubs", True),
-        )  # fmt: skip
-        self._answer_triton()
-        if self._has_torch:
-            self.answer_torch()
-
-    def note_modules(self, names: list[str], asks: dict[str, Any]) -> None:
-        """Note which of these modules are of other distributions, if a covered file imports them.
-
-        asks: the globals of the code that imports them.
-        """
-        if not self._covers(asks):
-            return
-        for name in names:
-            file = getattr(sys.modules.get(name), "__file__", None)
-            real = self._real(file) if isinstance(file, str) else ""
-            own = real in self.now.covered or real.startswith(self._tools)
-            if real.startswith(self._installed) and not own and name not in self.now.installed:
-                self.now.installed.append(name)
+            self.module = self._imported(path, package)
 
     def note_missing(self, error: ModuleNotFoundError, asks: dict[str, Any]) -> None:
         """Note that a covered file asks for a module that is not there."""
         if error.name and "." not in error.name and self._covers(asks):
-            self.now.facts[f"module {error.name}"] = False
+            self.facts[f"module {error.name}"] = False
 
     def _covers(self, asks: dict[str, Any]) -> bool:
         file = asks.get("__file__") if self._is_importing else None
-        return isinstance(file, str) and self._real(file) in self.now.covered
-
-    def _forget(self) -> None:
-        """Forget the modules and texts of earlier imports, but for installed ones."""
-        sys.path[:] = self._path
-        kept = (*self._installed, *self._stdlib, *self._tools)
-        for name in sys.modules.keys() - self._modules:
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if not self._real(file).startswith(kept):
-                del sys.modules[name]
-        for known in (linecache.cache, sys.path_importer_cache):
-            for path in [path for path in known if not path.startswith(kept)]:
-                del known[path]
+        return isinstance(file, str) and self._real(file) in self.covered
 
     def _imported(self, path: Path, package: str) -> ModuleType:
         name = path.stem
@@ -267,7 +188,7 @@ class ImportWorld:
         if file.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 file = importlib.util.source_from_cache(file)
-        if file in self.now.covered:
+        if file in self.covered:
             return
         inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
         known = (*self._stdlib, *self._system, self._jitkern)
@@ -283,15 +204,15 @@ class ImportWorld:
         place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
         known = (*self._installed, *self._stdlib, *self._system, self._jitkern)
         above = f"{os.path.realpath(place)}{os.sep}"
-        covered = self.now.covered
+        covered = self.covered
         if os.path.islink(place):  # noqa: PTH114  to a covered file, or above this one
-            covered = frozenset([str(self.now.source.paths[0].absolute())])
+            covered = frozenset([str(self.source.paths[0].absolute())])
             above = f"{place}{os.sep}"
         is_covered = any(f"{file}{os.sep}".startswith(above) for file in covered)
         if above.startswith(known) or (kind == "path" and is_covered):
             return
         if not self._is_of_tools(frame, at_import=True):
-            self.now.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.now.target)
+            self.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.target)
 
     def _counts_by_version(self, inside: str) -> bool:
         """Return whether a file is of an installed distribution, and note the version.
@@ -300,17 +221,17 @@ class ImportWorld:
         """
         entry = inside.partition(os.sep)[0]
         top = entry.partition(".")[0]
-        if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.now.facts:
+        if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.facts:
             return True
         if entry.endswith(("-info", ".pth")) or top in ("jitkern", "__pycache__", "__editable__"):
             return True
         found = _distribution_of(top)
         if found:
-            self.now.facts[f"version {found[0]}"] = found[1]
+            self.facts[f"version {found[0]}"] = found[1]
         return bool(found)
 
     def _told(self, what: str) -> str:
-        return f"the import of {self.now.source.paths[0]} {what}: {_REMEDY}"
+        return f"the import of {self.source.paths[0]} {what}: {_REMEDY}"
 
     def _is_of_tools(self, frame: FrameType | None, *, at_import: bool = False) -> bool:
         """Whether code of Triton, Torch or Python itself asks, and not code that they are asked by.
@@ -321,7 +242,7 @@ class ImportWorld:
             file, code = frame.f_code.co_filename, frame.f_code
             real = self._real(file)
             frame = frame.f_back
-            if real in self.now.covered:
+            if real in self.covered:
                 return False
             if real == __file__ or file.startswith("<frozen") or self._is_python(real):
                 continue
@@ -340,11 +261,11 @@ class ImportWorld:
 
     def variable(self, name: str) -> str | None:
         """Return a variable of the process that asks, and note it."""
-        value = self.now.variables.get(name)
+        value = self.variables.get(name)
         fact = f"variable {name}"
-        if not self._is_importing and fact not in self.now.facts:
+        if not self._is_importing and fact not in self.facts:
             raise ImportRefused(self._told(f"reads the variable {name} as it is compiled"))
-        self.now.facts[fact] = value
+        self.facts[fact] = value
         return value
 
     def all_variables(self, frame: FrameType | None) -> dict[str, str] | None:
@@ -353,17 +274,17 @@ class ImportWorld:
             return None
         if not self._is_of_tools(frame, at_import=True):
             raise ImportRefused(self._told("reads the whole environment"))
-        return self.now.variables
+        return self.variables
 
     # -------------------------------------------------------------- the device
 
     def ask(self, name: str) -> Any:
         """Return what the device tells by a name, and note it. Raises ImportRefused."""
-        if name not in self.now.device:
+        if name not in self.device:
             raise ImportRefused(self._told(f"asks for `{name}`, which no absent GPU tells"))
         if name not in ("major", "minor", "warp_size"):  # which the target has
-            self.now.facts[f"device {name}"] = self.now.device[name]
-        return self.now.device[name]
+            self.facts[f"device {name}"] = self.device[name]
+        return self.device[name]
 
     def _refuse(self, what: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -374,27 +295,27 @@ class ImportWorld:
     def _answer_triton(self) -> None:
         from triton.runtime import driver
 
-        driver.set_active(_Driver(self, gpu_of(self.now.target)))
+        driver.set_active(_Driver(self, gpu_of(self.target)))
 
     def answer_torch(self) -> None:
         import torch
 
         cuda = torch.cuda
-        version = f"{self.now.target.cuda[:-1]}.{self.now.target.cuda[-1]}"
+        version = f"{self.target.cuda[:-1]}.{self.target.cuda[-1]}"
         torch.version.cuda = version
         torch.version.hip = None
         made = type(torch.__version__)
-        torch.__version__ = made(f"{self.now.target.torch}+cu{self.now.target.cuda}")
+        torch.__version__ = made(f"{self.target.torch}+cu{self.target.cuda}")
         torch.version.__version__ = str(torch.__version__)
         answers: dict[str, Callable[..., Any]] = {
             "is_available": lambda: True,
-            "is_bf16_supported": lambda *_, **__: capability_of(self.now.target) >= (8, 0),
+            "is_bf16_supported": lambda *_, **__: capability_of(self.target) >= (8, 0),
             "device_count": lambda: self.ask("count"),
             "current_device": lambda: 0,
-            "get_device_capability": lambda *_: capability_of(self.now.target),
+            "get_device_capability": lambda *_: capability_of(self.target),
             "get_device_name": lambda *_: self.ask("name"),
             "get_device_properties": lambda *_: _Properties(self),
-            "get_arch_list": lambda: [self.now.target.arch],
+            "get_arch_list": lambda: [self.target.arch],
             "_lazy_init": self._refuse("CUDA"),
             "init": self._refuse("`torch.cuda.init`"),
         }
@@ -405,14 +326,14 @@ class ImportWorld:
 class _Properties:
     """The properties that `torch.cuda.get_device_properties` returns."""
 
-    def __init__(self, world: ImportWorld) -> None:
+    def __init__(self, world: Import) -> None:
         self._world = world
 
     def __getattr__(self, name: str) -> Any:
         import torch
 
         known = getattr(torch._C, "_CudaDeviceProperties", None)  # None in a Torch without CUDA
-        if name in self._world.now.device or name in _UNTOLD or hasattr(known, name):
+        if name in self._world.device or name in _UNTOLD or hasattr(known, name):
             return self._world.ask(name)
         raise AttributeError(f"'_CudaDeviceProperties' object has no attribute '{name}'")
 
@@ -425,7 +346,7 @@ class _Driver:
         "multiprocessor_count": "multi_processor_count", "max_num_regs": "regs_per_multiprocessor",
     }  # fmt: skip
 
-    def __init__(self, world: ImportWorld, gpu: Any) -> None:
+    def __init__(self, world: Import, gpu: Any) -> None:
         self._world, self._gpu = world, gpu
         self.utils = SimpleNamespace(get_device_properties=self._properties)
 
@@ -436,7 +357,7 @@ class _Driver:
         return 0
 
     def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        return capability_of(self._world.now.target)
+        return capability_of(self._world.target)
 
     def get_active_torch_device(self) -> Any:
         import torch
@@ -450,7 +371,7 @@ class _Driver:
         raise ImportRefused(self._world._told(f"asks Triton's driver for `{name}`"))
 
 
-def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **options: Any) -> Any:
+def _asked_of_files(world: Import, real: Any, path: Any, *more: Any, **options: Any) -> Any:
     """Do what a function of `os` does that a path is asked by, and note the question."""
     if world._is_importing:
         with world.watched(on=False):
@@ -458,7 +379,7 @@ def _asked_of_files(world: ImportWorld, real: Any, path: Any, *more: Any, **opti
     return real(path, *more, **options)
 
 
-def _import(world: ImportWorld, real: Any, name: str, *more: Any, **named: Any) -> Any:
+def _import(world: Import, real: Any, name: str, *more: Any, **named: Any) -> Any:
     """Do what an import statement does, and note which modules it imports.
 
     more, named: the globals of the code, its locals, the names that it imports, and the level.
@@ -466,28 +387,23 @@ def _import(world: ImportWorld, real: Any, name: str, *more: Any, **named: Any) 
     given = {**dict(zip(("globals", "locals", "fromlist", "level"), more)), **named}
     asks = given.get("globals") or {}
     try:
-        module = real(name, *more, **named)
+        return real(name, *more, **named)
     except ModuleNotFoundError as e:
         world.note_missing(e, asks)
         raise
-    if not given.get("level"):
-        world.note_modules([name, *(f"{name}.{o}" for o in given.get("fromlist") or ())], asks)
-    return module
 
 
-def _import_module(world: ImportWorld, real: Any, name: str, package: str | None = None) -> Any:
+def _import_module(world: Import, real: Any, name: str, package: str | None = None) -> Any:
     """Do what `importlib.import_module` does, and note which module it imports."""
     asks = sys._getframe(1).f_globals
     try:
-        module = real(name, package)
+        return real(name, package)
     except ModuleNotFoundError as e:
         world.note_missing(e, asks)
         raise
-    world.note_modules([module.__name__], asks)
-    return module
 
 
-def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any) -> Any:
+def _popen(world: Import, real: Any, args: Any, *more: Any, **options: Any) -> Any:
     """Start a process, or for a query of the vendor's tool one that prints the device's name."""
     first = args if isinstance(args, str) else os.fsdecode(next(iter(args)))
     if world._is_importing and Path(first.split()[0]).name == _SMI:
@@ -500,7 +416,7 @@ def _popen(world: ImportWorld, real: Any, args: Any, *more: Any, **options: Any)
 class _Environment(MutableMapping[str, str]):
     """`os.environ` of the process that asks, for all but Triton and Torch, which have ours."""
 
-    def __init__(self, world: ImportWorld) -> None:
+    def __init__(self, world: Import) -> None:
         self._world = world
         self._real = os.environ
         self._set: dict[str, str | None] = {}
@@ -517,12 +433,10 @@ class _Environment(MutableMapping[str, str]):
         return value
 
     def __setitem__(self, name: str, value: str) -> None:
-        self._world.now.sets |= self._world._is_importing  # and not as it is compiled
         self._set[name] = value
         os.putenv(name, value)
 
     def __delitem__(self, name: str) -> None:
-        self._world.now.sets |= self._world._is_importing  # and not as it is compiled
         self._set[name] = None
         os.unsetenv(name)
 
@@ -594,7 +508,7 @@ class _TorchLoader(importlib.machinery.SourceFileLoader):
 class _Finder:
     """Finds the own modules of a kernel, packages of its own among them as stubs."""
 
-    def __init__(self, world: ImportWorld) -> None:
+    def __init__(self, world: Import) -> None:
         self._world = world
         self.top = ""  # the package of which packages are stubs
 
@@ -612,7 +526,7 @@ class _Finder:
             spec.loader = _TorchLoader(name, path, self._world.answer_torch)
         elif top == self.top and spec.submodule_search_locations is not None:
             spec.loader = _PackageLoader(name, path)
-        elif os.path.realpath(path) in self._world.now.covered:
+        elif os.path.realpath(path) in self._world.covered:
             spec.loader = _Loader(name, path)
         return spec
 

@@ -1,8 +1,6 @@
 """The child process that runs Triton: reads JSON requests line by line, and writes answers so.
 
-It imports Triton once, and forks for the files of a package, so that no import meets what another
-package has changed. A file that reads more than the files of its source, or sets a variable, has a
-process of its own.
+It imports Triton once, and forks for each file, so that no import meets what another has changed.
 The process ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
 
@@ -18,6 +16,7 @@ import os
 import queue
 import re
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,13 +27,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jitkern.compilers.cuda import ptx
-from jitkern.compilers.triton.importing import (
-    Import,
-    ImportRefused,
-    ImportWorld,
-    OtherModules,
-    gpu_of,
-)
+from jitkern.compilers.triton.importing import Import, ImportRefused, gpu_of
 from jitkern.source import triton_decorators, triton_globals
 from jitkern.source.closure import imports_of
 from jitkern.source.constants import NotConstant, decoded
@@ -47,36 +40,27 @@ from jitkern.source.triton_decorators import BARE
 from jitkern.target import Target
 
 IDLE = 300.0  # seconds
-FORKS = 4  # processes with imports that are kept
-_WITH_TORCH = "with Torch"  # the group of the process that has imported it
-_FAILED = {"elsewhere", "ended", "import failed"}  # of the keys of an answer
-_has_torch: list[bool] = []  # whether this process has
-_worlds: list[ImportWorld] = []  # of a process that has imported modules of other distributions
+FORKS = 8  # processes of files that are kept
+_WITH_TORCH = "with Torch"  # the file of the process that has imported it
 
 
 @dataclass(eq=False)
 class Fork:
-    """A process with imports of files; what it is asked, and what it answers.
+    """A process with the import of a file; what it is asked, and what it answers.
 
-    alone: the only file that it answers for, if there may be no other. facts: those of this file.
-    installed: the modules of other distributions that this file imports.
+    facts: what the import has read besides files.
     """
 
     process: int
     asked: Any
     answers: Any
-    group: str
-    alone: str = ""
+    file: str
     facts: dict[str, Any] = field(default_factory=dict)
-    installed: list[str] = field(default_factory=list)
 
-    def has(self, group: str, file: str, world: dict[str, Any]) -> bool:
+    def has(self, file: str, world: dict[str, Any]) -> bool:
         """Return whether the process may answer for a file in a world."""
-        return self.group == group and self.alone in ("", file) and self.holds(world)
-
-    def holds(self, world: dict[str, Any]) -> bool:
-        """Return whether all that was read has the same values in a world."""
-        return all(_now(name, world) == value for name, value in self.facts.items())
+        same = all(_now(name, world) == value for name, value in self.facts.items())
+        return self.file == file and same
 
 
 def _now(fact: str, world: dict[str, Any]) -> Any:
@@ -119,61 +103,28 @@ def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int])
     """Return the answer of the process that has the import of a request's file.
 
     Where the import fails with stubs of packages, whose `__init__` import one another, another
-    process imports the packages themselves.
+    process imports the packages themselves. Files that import Torch have a process that forks for
+    them, so that a file meets the same modules, whichever files came before.
     """
     world = request["world"]
     _prepare(world["target"])
-    if not _has_torch and _imports_torch(world["covered"]):
-        return _answer_with_torch(request, forks, pipes)
-    package, folder = world["source"].get("package", ""), world["source"]["folder"]
-    group = json.dumps([world["target"], package.partition(".")[0] or folder])
-    file = json.dumps([world["source"], world["files"], world["covered"]], sort_keys=True)
-    fork = next((one for one in forks if one.has(group, file, world)), None)
-    if fork is None and (base := _base(group, world, forks, pipes)):
-        answer = _answer_through(base, request, forks)
-        if not _FAILED & answer.keys():
-            return json.dumps(answer) + "\n"
-    if fork is None:
-        fork = _forked(group, forks, pipes, _serve_files)
-    forks.remove(fork)
-    forks.append(fork)  # the last used last
-    answer = _answer_of(fork, {**request, "file": file})
+    if "torch" not in sys.modules and _imports_torch(world["covered"]):
+        fork = next((one for one in forks if one.file == _WITH_TORCH), None)
+        fork = fork or _forked(_WITH_TORCH, forks, pipes, _serve_with_torch)
+        return json.dumps(_answer_through(fork, request, forks)) + "\n"
+    told = (world["target"], world["source"], world["files"], world["covered"])
+    file = json.dumps(told, sort_keys=True)
+    fork = next((one for one in forks if one.has(file, world)), None)
+    fork = fork or _forked(file, forks, pipes, _serve_file)
+    answer = _answer_through(fork, request, forks)
     if "import failed" in answer:
-        other = _forked(group, forks, pipes, _serve_files)
-        again = _answer_of(other, {**request, "file": file, "world": {**world, "stubs": False}})
-        fork, other = (fork, other) if "import failed" in again else (other, fork)
-        answer = answer if "import failed" in again else again
-        _end(other)
-        forks.remove(other)
-    if failed := _FAILED & answer.keys():
-        answer[min(failed)] = _end(fork)
-        forks.remove(fork)
-    elif answer["alone"]:
-        fork.alone, fork.facts = file, dict(answer["facts"])
-        fork.installed = answer["installed"]
+        other = _forked(file, forks, pipes, _serve_file)
+        again = {**request, "world": {**world, "stubs": False}}
+        second = _answer_through(other, again, forks)
+        fork, answer = (fork, answer) if "import failed" in second else (other, second)
+    if "facts" in answer:
+        fork.facts = dict(answer["facts"])
     return json.dumps(answer) + "\n"
-
-
-def _base(
-    group: str, world: dict[str, Any], forks: list[Fork], pipes: Sequence[int]
-) -> Fork | None:
-    """Return the process that has imported what a file of a group imports of other distributions.
-
-    It forks for the other files of the group, which mostly import the same.
-    """
-    name = f"base of {group}"
-    base = next((one for one in forks if one.group == name and one.holds(world)), None)
-    like = next((one for one in forks if one.group == group and one.installed), None)
-    if base is None and like and not _worlds:
-        serve = functools.partial(_serve_with, like.installed, world)
-        base = _forked(name, forks, pipes, serve)
-        if line := base.answers.readline():
-            base.facts = json.loads(line)
-        else:  # these modules are not imported without the file: do not try again
-            _end(base)
-            forks.remove(base)
-            like.installed, base = [], None
-    return base
 
 
 @functools.cache
@@ -185,24 +136,22 @@ def _prepare(target: str) -> None:
         make_backend(gpu_of(Target.parse(target))).hash()
 
 
-def _answer_of(fork: Fork, request: dict[str, Any]) -> dict[str, Any]:
+def _answer_through(fork: Fork, request: dict[str, Any], forks: list[Fork]) -> dict[str, Any]:
+    """Return the answer of a process, which is none of `forks` any more if its import failed."""
+    forks.remove(fork)
+    forks.append(fork)  # the last used last
     line = ""
     with contextlib.suppress(BrokenPipeError):
         fork.asked.write(json.dumps(request) + "\n")
         fork.asked.flush()
         line = fork.answers.readline()
     answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"ended": None}
-    return answer
-
-
-def _answer_through(fork: Fork, request: dict[str, Any], forks: list[Fork]) -> dict[str, Any]:
-    """Return the answer of a process that forks for files, which is none of `forks` if it ended."""
-    forks.remove(fork)
-    forks.append(fork)  # the last used last
-    answer = _answer_of(fork, request)
-    if answer == {"ended": None}:  # itself, and not one that it forked
-        answer["ended"] = _end(fork)
+    is_over = answer == {"ended": None}  # itself, and not one that it forked
+    if is_over or ("import failed" in answer and fork.file != _WITH_TORCH):
+        status = _end(fork)
         forks.remove(fork)
+        if is_over:
+            answer["ended"] = status
     return answer
 
 
@@ -211,18 +160,8 @@ def _imports_torch(covered: list[str]) -> bool:
     return any(name.partition(".")[0] == "torch" for text in texts for _, name in imports_of(text))
 
 
-def _answer_with_torch(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int]) -> str:
-    """Return the answer of a process that has imported Torch, and forks for files that do.
-
-    So a file meets the same modules, whichever files came before.
-    """
-    fork = next((one for one in forks if one.group == _WITH_TORCH), None)
-    fork = fork or _forked(_WITH_TORCH, forks, pipes, _serve_with_torch)
-    return json.dumps(_answer_through(fork, request, forks)) + "\n"
-
-
 def _forked(
-    group: str, forks: list[Fork], pipes: Sequence[int], serve: Callable[[Any, Any], None]
+    file: str, forks: list[Fork], pipes: Sequence[int], serve: Callable[[Any, Any], None]
 ) -> Fork:
     """Return a new process, the last of `forks`, of which the first ends if there are many.
 
@@ -236,7 +175,7 @@ def _forked(
     if process:
         os.close(asked)
         os.close(answers)
-        forks.append(Fork(process, os.fdopen(to, "w"), os.fdopen(of), group))
+        forks.append(Fork(process, os.fdopen(to, "w"), os.fdopen(of), file))
         return forks[-1]
     for pipe in (*pipes, to, of):
         os.close(pipe)
@@ -245,34 +184,19 @@ def _forked(
     os._exit(0)
 
 
-def _serve_files(lines: Any, answers: Any) -> None:
-    """Answer requests for files that are imported here."""
-    world = _worlds[0] if _worlds else ImportWorld(has_torch=bool(_has_torch))
-    files: dict[str, KernelFile] = {}
+def _serve_file(lines: Any, answers: Any) -> None:
+    """Answer requests for a file that is imported here."""
+    kernels: KernelFile | None = None
     for line in lines:
         request = json.loads(line)
-        if (name := request["file"]) not in files:
-            files[name] = KernelFile(world, request["world"])
-        answers.write(json.dumps(files[name].answer(request)) + "\n")
+        kernels = kernels or KernelFile(request["world"])
+        answers.write(json.dumps(kernels.answer(request)) + "\n")
         answers.flush()
 
 
 def _serve_with_torch(lines: Any, answers: Any) -> None:
     """Answer requests for files that import Torch."""
     importlib.import_module("torch")
-    _has_torch.append(True)
-    _serve_forks(lines, answers)
-
-
-def _serve_with(modules: list[str], request: dict[str, Any], lines: Any, answers: Any) -> None:
-    """Answer requests for files that import modules of other distributions, in this order."""
-    _worlds.append(ImportWorld(has_torch=bool(_has_torch)))
-    answers.write(json.dumps(_worlds[0].load(modules, request)) + "\n")
-    answers.flush()
-    _serve_forks(lines, answers)
-
-
-def _serve_forks(lines: Any, answers: Any) -> None:
     forks: list[Fork] = []
     for line in lines:
         answers.write(_forwarded(json.loads(line), forks, (lines.fileno(), answers.fileno())))
@@ -290,9 +214,9 @@ def _end(fork: Fork) -> int:
 class KernelFile:
     """The kernels of one file in its process: what they declare, and what compiles them."""
 
-    def __init__(self, world: ImportWorld, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any]) -> None:
         self._source = SOURCES["triton"](**request["source"])
-        self._world, self._request = world, request
+        self._request = request
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: what is declared, or for a variant what was compiled."""
@@ -311,20 +235,17 @@ class KernelFile:
                     if variant.function
                     else {"functions": self._functions()}
                 )
-        except OtherModules:
-            return {"elsewhere": True}
         except (Exception, SystemExit, ImportRefused) as e:  # noqa: BLE001  the edge of this process
             found = {"error": _explain(e, variant), **({"import failed": True} if failed else {})}
             log.write(traceback.format_exc())
-        read = {} if failed else {
-            "alone": self._import.is_alone, "facts": self._facts(),
-            "installed": self._import.installed,
-        }  # fmt: skip
+        read = {} if failed else {"facts": self._facts()}
         return {**found, **read, "log": log.getvalue()}
 
     @functools.cached_property
     def _import(self) -> Import:
-        return self._world.imported(self._source, self._request)
+        found = Import(self._source, self._request)
+        found.run()
+        return found
 
     @property
     def _module(self) -> ModuleType:
@@ -354,7 +275,6 @@ class KernelFile:
     def _compile(self, variant: Variant, staging: Path, log: io.StringIO) -> dict[str, Any]:
         import triton
 
-        self._world.now = self._import
         triton.knobs.cache.manager_class = stages = _Stages(staging)
         triton.knobs.nvidia.dump_ptxas_log = True  # which tells the resources of the kernel
         # Triton's own cache is new each time, so spare it the hash of its 500 MB for that key.
