@@ -40,7 +40,7 @@ PATIENT_SERVICE = """
 import sys
 from jitkern.cli import main
 from jitkern.service import builds, server
-server.Server.patience = server.LAST = server.IDLE = server.READING = 600.0
+server.Server.patience = server.LAST = server.IDLE = 600.0
 builds.KEPT = builds.PATIENCE = 600.0
 server.Server.drain.__defaults__ = (600.0,)
 sys.exit(main(["serve", *sys.argv[1:]]))

@@ -38,7 +38,7 @@ from jitkern.remote import layout
 from jitkern.service import page
 from jitkern.service.builds import Outcome
 from jitkern.service.request import MAX_BYTES, parsed
-from jitkern.service.server import Connection, Server
+from jitkern.service.server import Server
 
 _CHUNK = 1 << 18
 _MOST_DROPPED = 8 << 20  # bytes of a body that is too large
@@ -70,29 +70,23 @@ class Application:
         self._routes.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in time, count it, and tell of it."""
+        """Answer a request, count it, and tell of it."""
         request, began, status, sent = Request(scope, receive), time.monotonic(), 0, 0
-        connection: Connection = request.state.connection
         # What follows an unread body could pass for a request.
         request.state.unread = {"content-length", "transfer-encoding"} & {*request.headers}
-        if not request.state.unread:
-            connection.cut_after(None)
 
-        async def send_bounded(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status, headers = message["status"], MutableHeaders(scope=message)
                 headers.setdefault("Cache-Control", "no-store")
-                if request.state.unread or not self._server.keeps_connections:
+                if request.state.unread:
                     headers.update(_CLOSE)
-                connection.answering(int(headers.get("Content-Length", 0)))
             elif request.method != "HEAD":
                 sent += len(message.get("body", b""))
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                connection.answered()
 
-        await (self._refusal(request) or self._routes)(scope, receive, send_bounded)
+        await (self._refusal(request) or self._routes)(scope, receive, send_counted)
         route = getattr(scope.get("endpoint"), "__name__", "other")
         self._server.metrics.answered(route, status, sent)
         target = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode()
@@ -253,7 +247,6 @@ async def _body(request: Request) -> bytes:
         raise HTTPException(413, f"a request to build has at most {MAX_BYTES} bytes")
     body = await request.body()
     request.state.unread = None
-    request.state.connection.cut_after(None)
     return body
 
 

@@ -1,8 +1,7 @@
-"""The server, which is uvicorn's: its limits, what it serves, and the way to its end."""
+"""The server, which is uvicorn's: what it serves, and the way to its end."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import socket
@@ -14,7 +13,6 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jitkern import config, jit
 from jitkern._version import __version__
@@ -31,63 +29,9 @@ from jitkern.service.request import Asked
 MOST_CONNECTIONS = 512
 MOST_HEAD = 1 << 16  # bytes of a request before its body, about
 IDLE = 20.0  # seconds that a connection may wait for its next request
-READING = 15.0  # seconds for a whole request, however slowly its bytes come
-SLOWEST = 50_000  # bytes in a second: a client that takes an answer more slowly is left
 PATIENCE = 25.0  # seconds for which a client is kept waiting: load balancers cut at 60
 GRACE = 25.0  # seconds for builds to end: Kubernetes kills after 30
 LAST = 5.0  # seconds for the answers after that
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
-    b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
-)
-
-
-class Connection(H11Protocol):
-    """A connection that is cut off where its client sends or reads too slowly.
-
-    uvicorn itself bounds only the rest after an answer. A request has this object in its state.
-    """
-
-    def __init__(self, *, app_state: dict[str, Any], **rest: Any) -> None:
-        super().__init__(app_state={**app_state, "connection": self}, **rest)
-        self._timer: asyncio.TimerHandle | None = None
-        self._waits = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, unless there are too many connections."""
-        super().connection_made(transport)
-        self.answered()
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.write(_BUSY)
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Bound the time for a request from its first byte on."""
-        if self._waits:
-            self._waits = False
-            self.cut_after(READING)
-        super().data_received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the time."""
-        self.cut_after(None)
-        super().connection_lost(exc)
-
-    def answering(self, size: int) -> None:
-        """Bound the time for taking an answer of so many bytes."""
-        self.cut_after(READING + size / SLOWEST)
-
-    def answered(self) -> None:
-        """Wait for a request; the time for an answer that was not taken yet goes on."""
-        self._waits = True
-        if not self.transport.get_write_buffer_size():
-            self.cut_after(IDLE)
-
-    def cut_after(self, seconds: float | None) -> None:
-        """Cut the connection off after some time, from now on, or not at all."""
-        if self._timer:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(seconds, self.transport.abort) if seconds else None
 
 
 class Server:
@@ -139,16 +83,12 @@ class Server:
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    @property
-    def keeps_connections(self) -> bool:
-        """Whether clients may keep their connections, of which there are enough."""
-        return not self.draining and len(self.connections) <= MOST_CONNECTIONS // 2
-
     def start(self, app: ASGIApp) -> None:
         """Serve in a thread until `drain`, by an application for this server."""
         settings = uvicorn.Config(
-            app, http=Connection, ws="none", loop="asyncio", lifespan="off", workers=1,
-            h11_max_incomplete_event_size=MOST_HEAD, timeout_keep_alive=int(IDLE),
+            app, http="h11", ws="none", loop="asyncio", lifespan="off", workers=1,
+            limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=MOST_HEAD,
+            timeout_keep_alive=int(IDLE),
             log_config=None, log_level="error", access_log=False, proxy_headers=False,
             headers=[("Server", f"jitkern/{__version__}"), (layout.BUILDS, "1")],
         )  # fmt: skip
@@ -165,7 +105,8 @@ class Server:
         self._thread.join(LAST)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             for connection in [*self.connections]:
-                connection.loop.call_soon_threadsafe(connection.transport.abort)
+                transport: Any = connection.transport
+                connection.loop.call_soon_threadsafe(transport.abort)
         self._thread.join(LAST)
         self._end.close()
 

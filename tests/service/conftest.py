@@ -18,7 +18,7 @@ from jitkern.service.server import Server
 def patient(monkeypatch) -> None:
     """No deadline of the service comes, unless a test sets it: this machine may be busy."""
     for holder, name in (
-        (Server, "patience"), (room, "LAST"), (room, "IDLE"), (room, "READING"),
+        (Server, "patience"), (room, "LAST"), (room, "IDLE"),
         (builds, "KEPT"), (builds, "PATIENCE"),
     ):  # fmt: skip
         monkeypatch.setattr(holder, name, 600.0)

@@ -44,18 +44,6 @@ def connected(server):
     return socket.create_connection((parts.hostname, parts.port), timeout=LONGEST)
 
 
-def is_left(client, drip=b""):
-    """Whether the server has closed a connection, to which bytes are sent one by one."""
-    client.settimeout(0.05)
-    try:
-        client.sendall(drip)
-        return client.recv(1000) == b""
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-
-
 @pytest.mark.long
 def test_a_token_is_asked_for_everywhere_but_for_health(serve):
     client = Client(serve(token=b"secret").url)
@@ -158,45 +146,8 @@ def test_who_waits_to_be_told_to_send_a_body_is_told(serve):
         assert client.recv(20).startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        b"",
-        b"GET /healthz HT",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HT",
-        b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
-    ],
-)
-def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
-    monkeypatch.setattr(room, "IDLE", 0.2)
-    monkeypatch.setattr(room, "READING", 0.3)
-    with connected(serve()) as client:
-        client.sendall(begin)
-        until(lambda: is_left(client, b"a" if begin else b""))
-
-
-@pytest.mark.parametrize("begin", [b"", b"GET /healthz HT"])
-def test_who_sends_no_more_is_left(serve, monkeypatch, begin):
-    monkeypatch.setattr(room, "IDLE", 0.2)
-    monkeypatch.setattr(room, "READING", 0.3)
-    with connected(serve()) as client:
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
-        client.sendall(begin)
-        until(lambda: is_left(client))
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
-    monkeypatch.setattr(room, "READING", 0.2)
-    data = b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
-    assert raw(serve(), data) == b""
-
-
 def test_a_build_may_take_longer_than_a_request(gated, monkeypatch):
-    monkeypatch.setattr(room, "IDLE", 0.1)
-    monkeypatch.setattr(room, "READING", 0.2)
+    monkeypatch.setattr(room, "IDLE", 1)
     server = gated()
     with connected(server) as client:
         body = asked(VEC_ADD)
@@ -211,58 +162,15 @@ def test_a_build_may_take_longer_than_a_request(gated, monkeypatch):
         assert read(client).endswith(b"\r\n\r\nbundle")
 
 
-@pytest.mark.parametrize("size", [40_000, 64 << 20])
-def test_who_reads_slowly_is_left(serve, monkeypatch, size):
-    """Also where all that is left lies in a buffer of the server, which has answered."""
-    monkeypatch.setattr(room, "SLOWEST", 1e12)
-    made = room.Connection.connection_made
-
-    def made_narrow(connection, transport):
-        wire = transport.get_extra_info("socket")
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-        made(connection, transport)
-
-    monkeypatch.setattr(room.Connection, "connection_made", made_narrow)
-    server = serve()
-    (server.catalog.folder / "large.tar").write_bytes(bytes(size))
-
-    def bundle(*_):
-        monkeypatch.setattr(room, "READING", 0.2)  # the request itself was read
-        return server.catalog.opened("large.tar")
-
-    server.catalog.bundle = bundle
-    parts = urlsplit(server.url)
-    path = f"/v1/cpu-x86_64-torch2.13.0-linux_x86_64/{'0' * 64}.tar"
-    with socket.socket() as client:
-        client.settimeout(LONGEST)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
-        client.connect((parts.hostname, parts.port))
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        until(lambda: room.READING == 0.2 and not server.connections)
-        assert len(read(client)) < size
-
-
 def test_connections_are_bounded(serve, monkeypatch):
     monkeypatch.setattr(room, "MOST_CONNECTIONS", 6)
     server = serve()
-    held = [Client(server.url) for _ in range(3)]
-    assert [client.get("/healthz").headers["Connection"] for client in held] == [None] * 3
-    silent = [connected(server) for _ in range(3)]
-    until(lambda: raw(server, b"").startswith(b"HTTP/1.1 503 "))
-    assert b"Retry-After: 1" in raw(server, b"")
+    silent = [connected(server) for _ in range(6)]
+    get = b"GET /healthz HTTP/1.0\r\n\r\n"
+    until(lambda: raw(server, get).startswith(b"HTTP/1.1 503 "))
     for client in silent:
         client.close()
-    until(lambda: not raw(server, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 503 "))
-    assert Client(server.url).get("/healthz").status == 200
-
-
-def test_where_connections_are_short_none_is_kept(serve, monkeypatch):
-    monkeypatch.setattr(room, "MOST_CONNECTIONS", 4)
-    server = serve()
-    clients = [Client(server.url) for _ in range(3)]
-    headers = [client.get("/healthz").headers.get("Connection") for client in clients]
-    assert headers == [None, None, "close"]
-    assert {client.get("/healthz").status for client in clients} == {200}
+    until(lambda: raw(server, get).startswith(b"HTTP/1.1 200 "))
 
 
 def test_a_connection_serves_many_requests(serve):
