@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
@@ -16,9 +15,9 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
 from jitkern.compilers import compiler_for
 from jitkern.compilers.cuda import arch_flags
-from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler, names_of
+from jitkern.compilers.torch_extension.inline import Inline, names_of
 from jitkern.dropin import memo
-from jitkern.errors import CompilerNotFound, DeclarationError, LoadError, NotCached
+from jitkern.errors import DeclarationError, LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
 from jitkern.source import includes
@@ -71,7 +70,7 @@ def answer(call: Mapping[str, Any], key: Key | None, build_directory: str, *, ve
     elif key and absent is not None:
         memo.leave(key, source.name, source.output, entry, absent)
     if build_directory:
-        copy = _leave_copies(variant, target, entry, Path(build_directory))
+        copy = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
         return str(copy) if source.output == "program" else result
     return memo.remember(key, result, absent) if key and absent is not None else result
@@ -177,37 +176,17 @@ def _runnable(path: Path) -> Path:
     return path
 
 
-def _leave_copies(variant: Variant, target: Target, entry: Entry, folder: Path) -> Path:
-    """Copy what was built, and what it was built from, to `folder`; returns the library's path.
+def _leave_copies(source: Inline, entry: Entry, folder: Path) -> Path:
+    """Copy what was built, and the units that are texts, to `folder`; return the copy's path.
 
-    These are the library, the units that are texts, the objects that are in the cache, and a
-    `build.ninja`. Files with the same content stay. Raises OSError.
+    Files with the same content stay. Raises OSError.
     """
-    source = variant.source
-    assert isinstance(source, Inline)
-    suffix = "" if source.output == "program" else ".so"
-    copy = folder / (source.name + suffix)
     folder.mkdir(parents=True, exist_ok=True)
-    files = {name: text.encode() for name, text in zip(source.files, source.texts)}
-    data = entry.read(entry.manifest.meta["artifact"])
-    known = copy.is_file() and copy.read_bytes() == data and (folder / "build.ninja").is_file()
-    if not known:
-        with contextlib.suppress(CompilerNotFound):
-            files |= _parts(source, jit.exact_target(variant, target), folder, copy.name)
-    for name, content in files.items():
-        _replace(folder / name, content, 0o644)
-    _replace(copy, data, 0o755)
+    for name, text in zip(source.files, source.texts):
+        _replace(folder / name, text.encode(), 0o644)
+    copy = folder / (source.name + ("" if source.output == "program" else ".so"))
+    _replace(copy, entry.read(entry.manifest.meta["artifact"]), 0o755)
     return copy
-
-
-def _parts(source: Inline, target: Target, folder: Path, library: str) -> dict[str, bytes]:
-    compiler = compiler_for(source)
-    assert isinstance(compiler, InlineCompiler)
-    build, closure = compiler.build_of(source, target), compiler.closure(source)
-    parts = compilers.torch_extension.objects.Objects
-    return parts(build, source, target, closure, jit.open_cache(), anew=False).files(
-        folder, library
-    )
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

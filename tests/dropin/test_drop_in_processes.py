@@ -13,7 +13,6 @@ import pytest
 import torch
 from inline_modules import MODULE, answers, forget_answers, module, value
 
-import jitkern
 from jitkern import config, testing
 from jitkern.dropin import memo
 from jitkern.errors import CompileError, CompilerNotFound, NotCached
@@ -182,38 +181,10 @@ def test_a_lock_file_of_torch_is_nothing_to_us(tmp_path):
 
 
 @pytest.mark.long
-def test_the_build_directory_gets_the_objects_and_a_build_file(files, monkeypatch):
-    """The names are Torch's; units of one name get their numbers."""
-    two = 'extern "C" int two() { return 2; }\n'
-    files(m_dot_cpp=MODULE % 'extern "C" int two();', a__u_dot_cpp=two, b__u_dot_cpp="int b = 2;\n")
-    sources = ["m.cpp", "a/u.cpp", "b/u.cpp"]
-    folder = Path("the build")
-    for _ in range(2):
-        assert jitkern.load("drop_in_parts", sources, build_directory=folder).answer() == 42
-        objects = ["1.u.o", "2.u.o", "m.o"]
-        made = sorted([*objects, "build.ninja", "drop_in_parts.so"])
-        assert sorted(path.name for path in folder.iterdir()) == made
-        for name in objects:  # the next call finds the library in the cache
-            assert (folder / name).read_bytes()[:4] == b"\x7fELF"
-        shutil.rmtree(folder)
-        forget_answers()
-    jitkern.load("drop_in_parts", sources, build_directory=folder)
-    times = {name: (folder / name).stat().st_mtime_ns for name in objects}
-    jitkern.load("drop_in_parts", sources, build_directory=folder)
-    assert times == {name: (folder / name).stat().st_mtime_ns for name in objects}, "they stay"
-    for name in (*objects, "drop_in_parts.so"):
-        (folder / name).unlink()
-    subprocess.run(["ninja", "-C", folder], check=True, stdout=subprocess.DEVNULL)
-    assert b"PyInit_drop_in_parts" in (folder / "drop_in_parts.so").read_bytes()
-    done = subprocess.run(["ninja", "-C", folder], check=True, capture_output=True, text=True)
-    assert "no work to do" in done.stdout
-
-
-@pytest.mark.long
 def test_the_build_directory_gets_copies_that_stay(tmp_path):
     folder = tmp_path / "new" / "build"
     m = module("drop_in_copies", build_directory=folder)
-    names = {"main.cpp", "main.o", "build.ninja", "drop_in_copies.so"}
+    names = {"main.cpp", "drop_in_copies.so"}
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "drop_in_copies.so").read_bytes() == Path(m.__file__).read_bytes()
     before = (folder / "drop_in_copies.so").stat()

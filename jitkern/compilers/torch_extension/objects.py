@@ -9,8 +9,6 @@ not cover, or a file was edited meanwhile: then each build compiles the unit.
 from __future__ import annotations
 
 import logging
-import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -121,29 +119,6 @@ class Objects:
             pass
         return None
 
-    def files(self, folder: Path, library: str) -> dict[str, bytes]:
-        """The objects in the cache, by Torch's names, and the `build.ninja` that makes them.
-
-        folder: where the files shall lie. library: the name of what is linked.
-        """
-        stems = [Path(source.files[0]).stem for source in self._sources]
-        names = [
-            (f"{number}." if stems.count(stem) > 1 else "")
-            + f"{stem}{'.cuda' if self.build.is_cuda(unit) else ''}.o"
-            for number, (stem, unit) in enumerate(zip(stems, self.build.units))
-        ]
-        lines = ["rule step", "  command = $step", "  depfile = $out.d", "  deps = gcc"]
-        for number, (name, unit) in enumerate(zip(names, self.build.units)):
-            command = commands.compile_step(self.build, number, folder).command
-            command = [name if word == f"{number}.o" else word for word in command]
-            command = [f"{name}.d" if word == f"{number}.d" else word for word in command]
-            lines += _edge("step", name, [unit.file], command)
-        linked = commands.link_step(self.build, [folder / name for name in names], folder / library)
-        lines += ["rule link", "  command = $step", *_edge("link", library, names, linked.command)]
-        found = {name: self.find(number) for number, name in enumerate(names)}
-        text = "\n".join((*lines, "")).encode(errors="surrogateescape")
-        return {"build.ninja": text, **{name: data for name, data in found.items() if data}}
-
     def keep(self, number: int, folder: Path) -> None:
         """Publish the object of a unit, compiled in `folder`, if its key tells all about it."""
         try:
@@ -175,13 +150,6 @@ def _compilers(*, cuda: bool) -> dict[str, str]:
     identity = commands.identity(with_nvcc=cuda)
     host = config.current().environment.get("CC") if cuda else None
     return {**identity, **({"CC": cc_build.identity(host)["version"]} if host else {})}
-
-
-def _edge(rule: str, output: str, inputs: list[str], command: list[str]) -> list[str]:
-    """The lines of a `build.ninja` for one command."""
-    paths = [re.sub(r"([$ :])", r"$\1", path) for path in (output, *inputs)]
-    step = shlex.join(command).replace("$", "$$")
-    return [f"build {paths[0]}: {rule} {' '.join(paths[1:])}", f"  step = {step}"]
 
 
 def _may_name(source: Source) -> bool:
