@@ -70,12 +70,13 @@ class Import:
 
     module: Any = None
 
-    def __init__(self, source: Source, request: dict[str, Any]) -> None:
+    def __init__(self, source: Source, request: dict[str, Any], *, has_torch: bool) -> None:
         self.source, self.target = source, Target.parse(request["target"])
         self.covered = frozenset(request["covered"])
         self.device: dict[str, Any] = request["device"]
         self.variables: dict[str, str] = request["variables"]
         self._stubs: bool = request.get("stubs", True)
+        self._has_torch = has_torch
         self.facts: dict[str, Any] = {}
         self._is_importing = False
         stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
@@ -108,7 +109,7 @@ class Import:
         """Import the file. Raises what its statements do, and ImportRefused."""
         source = self.source
         self._answer_triton()
-        if "torch" in sys.modules:
+        if self._has_torch:
             self.answer_torch()
         path = source.paths[0].absolute()
         package = source.package or ("" if source.text else _package_of(path))

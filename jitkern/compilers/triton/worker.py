@@ -16,7 +16,6 @@ import os
 import queue
 import re
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -99,26 +98,30 @@ def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _forwarded(request: dict[str, Any], forks: list[Fork], pipes: Sequence[int]) -> str:
+def _forwarded(
+    request: dict[str, Any], forks: list[Fork], pipes: Sequence[int], *, has_torch: bool = False
+) -> str:
     """Return the answer of the process that has the import of a request's file.
 
     Where the import fails with stubs of packages, whose `__init__` import one another, another
     process imports the packages themselves. Files that import Torch have a process that forks for
-    them, so that a file meets the same modules, whichever files came before.
+    them, so that a file meets the same modules, whichever files came before. has_torch: whether
+    this process is it.
     """
     world = request["world"]
     _prepare(world["target"])
-    if "torch" not in sys.modules and _imports_torch(world["covered"]):
+    if not has_torch and _imports_torch(world["covered"]):
         fork = next((one for one in forks if one.file == _WITH_TORCH), None)
         fork = fork or _forked(_WITH_TORCH, forks, pipes, _serve_with_torch)
         return json.dumps(_answer_through(fork, request, forks)) + "\n"
     told = (world["target"], world["source"], world["files"], world["covered"])
     file = json.dumps(told, sort_keys=True)
     fork = next((one for one in forks if one.has(file, world)), None)
-    fork = fork or _forked(file, forks, pipes, _serve_file)
+    serve = functools.partial(_serve_file, has_torch)
+    fork = fork or _forked(file, forks, pipes, serve)
     answer = _answer_through(fork, request, forks)
     if "import failed" in answer:
-        other = _forked(file, forks, pipes, _serve_file)
+        other = _forked(file, forks, pipes, serve)
         again = {**request, "world": {**world, "stubs": False}}
         second = _answer_through(other, again, forks)
         fork, answer = (fork, answer) if "import failed" in second else (other, second)
@@ -184,12 +187,12 @@ def _forked(
     os._exit(0)
 
 
-def _serve_file(lines: Any, answers: Any) -> None:
+def _serve_file(has_torch: bool, lines: Any, answers: Any) -> None:  # noqa: FBT001
     """Answer requests for a file that is imported here."""
     kernels: KernelFile | None = None
     for line in lines:
         request = json.loads(line)
-        kernels = kernels or KernelFile(request["world"])
+        kernels = kernels or KernelFile(request["world"], has_torch=has_torch)
         answers.write(json.dumps(kernels.answer(request)) + "\n")
         answers.flush()
 
@@ -199,7 +202,8 @@ def _serve_with_torch(lines: Any, answers: Any) -> None:
     importlib.import_module("torch")
     forks: list[Fork] = []
     for line in lines:
-        answers.write(_forwarded(json.loads(line), forks, (lines.fileno(), answers.fileno())))
+        request, pipes = json.loads(line), (lines.fileno(), answers.fileno())
+        answers.write(_forwarded(request, forks, pipes, has_torch=True))
         answers.flush()
 
 
@@ -214,9 +218,9 @@ def _end(fork: Fork) -> int:
 class KernelFile:
     """The kernels of one file in its process: what they declare, and what compiles them."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], *, has_torch: bool) -> None:
         self._source = SOURCES["triton"](**request["source"])
-        self._request = request
+        self._request, self._has_torch = request, has_torch
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: what is declared, or for a variant what was compiled."""
@@ -243,7 +247,7 @@ class KernelFile:
 
     @functools.cached_property
     def _import(self) -> Import:
-        found = Import(self._source, self._request)
+        found = Import(self._source, self._request, has_torch=self._has_torch)
         found.run()
         return found
 
