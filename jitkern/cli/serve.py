@@ -42,10 +42,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )
     take_key(parser, "sign entries with this key")
     parser.add_argument(
-        "--record", type=Path, metavar="FILE",
-        help="append each distinct requested call, for `prewarm --from`",
-    )  # fmt: skip
-    parser.add_argument(
         "--token-file", type=Path, metavar="FILE",
         help="serve only clients that send the token in this file",
     )  # fmt: skip
@@ -68,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         ending.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         try:
             server = room.Server(
-                ops, args.listen, jobs=jobs, key=args.key, record=args.record, token=token,
+                ops, args.listen, jobs=jobs, key=args.key, token=token,
                 tell=show if args.level > 0 else lambda _: None,
             )  # fmt: skip
         except OSError as e:

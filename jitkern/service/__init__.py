@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jitkern.service import (
         app as app,
         builds as builds,
-        call_log as call_log,
         catalog as catalog,
         metrics as metrics,
         page as page,

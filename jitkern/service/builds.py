@@ -47,8 +47,7 @@ class Outcome(NamedTuple):
     status: 200, 422 if it cannot be built, or 503 if nothing can be built now.
     reason: why not all was built, or "". failed: whether a build failed, and not only lacked a
     compiler. bundle: the name of the file with all entries, or "". digests: theirs. files: SHA-256
-    of the files of the kernels, by their names. kernels: digests of the kernels alone. built: the
-    number of new entries.
+    of the files of the kernels, by their names. built: the number of new entries.
     """
 
     status: int
@@ -57,7 +56,6 @@ class Outcome(NamedTuple):
     bundle: str = ""
     digests: frozenset[str] = frozenset()
     files: Mapping[str, str] = {}
-    kernels: tuple[str, ...] = ()
     built: int = 0
 
 
@@ -80,7 +78,7 @@ class Builds:
         self,
         perform: Callable[[Asked, int], Outcome],
         jobs: int,
-        note: Callable[[Asked, Outcome, float], object],
+        note: Callable[[Outcome, float], object],
     ) -> None:
         self._jobs = jobs
         self._note = note
@@ -167,7 +165,7 @@ class Builds:
         outcome = self._outcome(worker, asked, self._jobs // max(1, self.count(running=True)))
         self._idle.put(worker)
         with self._lock:
-            self._note(asked, outcome, time.monotonic() - started)
+            self._note(outcome, time.monotonic() - started)
             build = self._pending.pop(asked.id)._replace(since=time.monotonic())
             if outcome.status < 500:  # else a later attempt may have another
                 self._ended[asked.id] = build
@@ -240,7 +238,6 @@ class CallBuilder:
             200, reason, failed, bundle,
             frozenset(digest_of(entry) for entry in entries),
             {name: sha for entry in kernels for name, sha in _files_of(entry).items()},
-            tuple(sorted(map(digest_of, kernels))),
             sum(result.status == "built" for result in results),
         )  # fmt: skip
 

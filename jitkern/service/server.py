@@ -21,10 +21,8 @@ from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.op.op import Op
 from jitkern.remote import layout
 from jitkern.service.builds import Builds, CallBuilder, Outcome
-from jitkern.service.call_log import CallLog
 from jitkern.service.catalog import Catalog
 from jitkern.service.metrics import Metrics
-from jitkern.service.request import Asked
 
 MOST_CONNECTIONS = 512
 MOST_HEAD = 1 << 16  # bytes of a request before its body, about
@@ -38,10 +36,9 @@ class Server:
     """A server of ops, which its packages declare.
 
     Making it binds its address and starts its workers. address: host and port. jobs: builds at
-    once. key: the private key that signs entries. record: the file that calls are appended to.
-    token: what clients must show, or b"". tell: takes a line for each request. Raises OSError for
-    an address that cannot be bound, SettingError, CacheError for an unusable cache, and
-    JitkernError for a key that cannot sign.
+    once. key: the private key that signs entries. token: what clients must show, or b"". tell:
+    takes a line for each request. Raises OSError for an address that cannot be bound, SettingError,
+    CacheError for an unusable cache, and JitkernError for a key that cannot sign.
     """
 
     patience = PATIENCE
@@ -53,7 +50,6 @@ class Server:
         *,
         jobs: int = 1,
         key: Path | None = None,
-        record: Path | None = None,
         token: bytes = b"",
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -69,7 +65,6 @@ class Server:
         )
         with config.using(fallback="raise"), contextlib.ExitStack() as undo:
             cache = jit.open_cache()
-            self._record = CallLog(record) if record else None
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
             tcp = socket.IPPROTO_TCP  # else asyncio leaves Nagle's delay on
             self._socket = undo.enter_context(socket.socket(family, socket.SOCK_STREAM, tcp))
@@ -110,11 +105,9 @@ class Server:
         self._thread.join(LAST)
         self._end.close()
 
-    def _note(self, asked: Asked, outcome: Outcome, seconds: float) -> None:
-        """Count a build, make room for its bundle, and write its call down."""
+    def _note(self, outcome: Outcome, seconds: float) -> None:
+        """Count a build, and make room for its bundle."""
         self.metrics.built(outcome, seconds)
-        if self._record:
-            self._record.note(asked, outcome)
         if outcome.bundle:
             self.catalog.sweep()
 

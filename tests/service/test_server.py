@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import socket
@@ -15,11 +14,8 @@ import pytest
 from clients import VEC_ADD, Client, Gate, asked, figures, line, tensor
 from helpers import LONGEST, until
 
-import jitkern.ops
 from jitkern import config
-from jitkern.calls import record
-from jitkern.errors import SettingError
-from jitkern.service import builds, call_log, server as room
+from jitkern.service import builds, server as room
 from jitkern.service.builds import Outcome
 
 
@@ -317,56 +313,3 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     end(server.builds.workers[1])
     found = clients[0].build(VEC_ADD).json["reason"].split()
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
-
-
-@pytest.mark.long
-def test_calls_are_recorded_once_and_prewarm_reads_them(serve, tmp_path, cli):
-    path = tmp_path / "calls"
-    path.write_text('{"schema":1,"op":"jitkern::vec_add"')  # cut off
-    client = Client(serve(record=path).url)
-    calls = [
-        VEC_ADD,
-        VEC_ADD,
-        line("jitkern::vec_add", tensor(7), tensor(7)),
-        line("jitkern::vec_add", 1, 2),
-    ]
-    for call in calls:
-        client.build(call)
-    client = Client(serve(record=path).url)  # which knows what is there
-    assert client.build(VEC_ADD).status == 200
-    read = record.read(path)
-    assert [call.args[0].shape for call in read] == [(1000,), (7,)]
-    assert {call.module for call in read} == {jitkern.ops.vec_add.module}  # not what a client says
-    code, out, err = cli("prewarm", "--from", str(path), "--json")
-    report = json.loads(out.splitlines()[-1])
-    assert (code, report["built"], report["failed"]) == (0, 0, 0), err
-
-
-@pytest.mark.long
-def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(call_log, "MOST", 2)
-    client = Client(serve(record=tmp_path / "calls").url)
-    for size in range(1, 6):
-        client.build(line("jitkern::vec_add", tensor(size), tensor(size)))
-    assert len(record.read(tmp_path / "calls")) == 2
-
-
-@pytest.mark.long
-def test_a_recording_is_bounded_whatever_clients_ask_for(serve, tmp_path, monkeypatch, caplog):
-    path = tmp_path / "calls"
-    monkeypatch.setattr(call_log, "MOST_BYTES", 1000)
-    for known in (False, True):  # also by a server that takes the file over
-        client = Client(serve(record=path).url)
-        for size in range(2, 12):
-            call = line("jitkern::vec_add", tensor(size + 99 * known), tensor(size))
-            client.build(
-                call.replace('"kind":"cc"', '"kind":"nvrtc"'),
-                targets=(f"cuda-sm_90-cu130-torch2.{size}.0",),
-            )
-    assert 0 < path.stat().st_size <= 1000
-    assert len([text for text in caplog.messages if "no further call" in text]) <= 2
-
-
-def test_a_recording_that_cannot_be_written_is_told_at_the_start(serve, tmp_path):
-    with pytest.raises(SettingError, match="cannot write the recording"):
-        serve(record=tmp_path / "missing" / "calls")
