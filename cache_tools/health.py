@@ -12,14 +12,11 @@ import os
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from jitkern.cache import VERSION, eviction, lock
-from jitkern.cache.manifest import LOG, NAME
-from jitkern.cache.root import STALE_STAGING
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.check import ELSEWHERE, Look, Problem, counted, existing, human_bytes
 from jitkern.config import Config
@@ -32,7 +29,6 @@ NETWORK = frozenset((
 LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs",))  # the root of a container without privileges
 LEAST_FREE = 1 << 30  # bytes
 LEAST_INODES = 1000
-SLOW_SYNC = 0.1  # seconds
 
 
 def table(now: Config) -> list[Look]:
@@ -40,11 +36,10 @@ def table(now: Config) -> list[Look]:
     prune = "jitkern cache prune, or point JITKERN_CACHE_DIR at a larger disk"
     layer = "fix its owner and mode, or name it under `trusted` in a settings file"
     read_only = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
-    local = "point JITKERN_CACHE_DIR at a local disk"
     locks = "point XDG_RUNTIME_DIR or TMPDIR at a local directory that only you can write"
     executable = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
+    local = "point JITKERN_CACHE_DIR at a local disk"
     to_read = f"{local}, and JITKERN_SYSTEM_CACHE={now.cache_dir} to read this cache"
-    bad = now.cache_dir / VERSION / "bad"
     origin = now.origins.get("system_cache", "")
     layers = [(root, origin) for root in now.system_cache]
     with contextlib.suppress(OSError):
@@ -56,10 +51,8 @@ def table(now: Config) -> list[Look]:
         Look("cache executable", partial(_executable, now), executable),
         Look("cache file system", partial(_kind, now), to_read),
         Look("cache locks", partial(_locks, now), locks),
-        Look("cache sync", partial(_sync, now), f"{local}, or set JITKERN_FSYNC=0"),
         Look("cache space", partial(_space, now), prune),
         Look("cache size", partial(_size, now), prune),
-        Look("cache leftovers", partial(_leftovers, now), f"look into {bad}, and delete it"),
         *(Look("layer", partial(_layer, now, root), layer, origin=at) for root, at in layers),
     ]  # fmt: skip
 
@@ -158,22 +151,6 @@ def _kind(now: Config) -> str:
     return kind
 
 
-def _sync(now: Config) -> str:
-    """Check how long a sync of a file takes."""
-    note = "" if now.fsync else "; jitkern does not sync, since JITKERN_FSYNC is 0"
-    try:
-        with _probe(now) as path, path.open("r+b") as file:
-            began = time.perf_counter()
-            os.fsync(file.fileno())
-            seconds = time.perf_counter() - began
-    except OSError as e:
-        return f"not measured: {e.strerror}{note}"
-    value = f"{seconds * 1e3:.1f} ms for 64 KiB{note}"
-    if seconds > SLOW_SYNC and now.fsync:
-        raise Problem(value, ok=True)
-    return value
-
-
 def _space(now: Config) -> str:
     """Check that the disk has room for the cache."""
     status = os.statvfs(existing(now.cache_dir))
@@ -214,21 +191,6 @@ def _size(now: Config) -> str:
     value = human_bytes(size) + (f" of {human_bytes(limit)}" if limit else ", without a limit")
     if 0 < limit < size:
         raise Problem(f"{value}: over the limit", ok=True)
-    return value
-
-
-def _leftovers(now: Config) -> str:
-    tmp, bad, trash = (
-        list(folder.iterdir()) if folder.is_dir() else []
-        for folder in (now.cache_dir / VERSION / name for name in ("tmp", "bad", "trash"))
-    )
-    builds = sum(time.time() - path.lstat().st_mtime > STALE_STAGING for path in tmp)
-    damaged = [path for path in bad if (path / NAME).exists() or not (path / LOG).exists()]
-    value = f"{counted(builds, 'unfinished build')}, {counted(len(damaged), 'damaged entry')}, "
-    value += f"{counted(len(bad) - len(damaged), 'log')} of failed compiles"
-    value += f", {len(trash)} in the trash"
-    if damaged or builds:
-        raise Problem(value, "" if damaged else "the next compile deletes them", ok=True)
     return value
 
 
