@@ -32,10 +32,10 @@ BUDGETS = {
     "config": 919,
     "cache": 1873,
     "source": 3332,
-    "cache_tools": 1754,
+    "cache_tools": 1716,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5656,
+    "compilers": 5463,
     "loading": 697,
     "jit": 794,
     "launch": 3530,
@@ -43,12 +43,12 @@ BUDGETS = {
     "runtime": 3366,
     "op": 3160,
     "raw": 734,
-    "dropin": 724,
+    "dropin": 703,
     "composition": 3457,
     "prewarming": 1556,
     "devtools": 1075,
-    "service": 1282,
-    "cli": 3167,
+    "service": 1151,
+    "cli": 3163,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

@@ -204,6 +204,28 @@ def test_clear_removes_what_is_chosen_and_by_default_all(put, cli):
     assert [entry.path.exists() for entry in (b, c)] == [False, False]
 
 
+@pytest.mark.parametrize("verb", ["clear", "prune"])
+def test_what_earlier_versions_kept_of_other_jits_is_deleted(verb, put, cli, cache_dir, tmp_path):
+    """Their folders in `v1/run`; but nothing that a link leads to, and nothing in a root of others."""
+    put("mylib::a")
+    old = cache_dir / "v1" / "run"
+    (old / "cpu-x86_64-torch2.13.0" / "numba-0a1b2c3d").mkdir(parents=True)
+    (old / "starts").mkdir()
+    (old / "starts" / "%usr%bin%python").write_bytes(b"a note")
+    assert cli("cache", verb, "--dry-run")[0] == 0
+    assert old.is_dir()
+    assert cli("cache", verb, "--yes")[0] == 0
+    assert not old.exists()
+    (tmp_path / "mine").mkdir()
+    old.symlink_to(tmp_path / "mine")
+    assert cli("cache", verb, "--yes")[0] == 0
+    assert (tmp_path / "mine").is_dir()
+    (tmp_path / "other" / "v1" / "run").mkdir(parents=True)
+    (tmp_path / "other" / "notes.txt").write_text("not a cache")
+    assert cli("cache", verb, "--yes", "--cache-dir", str(tmp_path / "other"))[0] == 0
+    assert (tmp_path / "other" / "v1" / "run").is_dir()
+
+
 def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, source):
     put()
     cuda = target._replace(device="cuda", arch="sm_90", cuda="130", torch="2.11.0")
