@@ -7,8 +7,6 @@ import threading
 
 from jitkern.remote.store import AccessDenied, Unavailable
 
-VERBS = ("get", "stat", "create", "replace", "list")
-
 
 class Odd:
     """A store whose verbs pass through `_strike(verb, name, call)`."""
@@ -20,24 +18,14 @@ class Odd:
     def _strike(self, verb, name, call):
         return call()
 
-    def get(self, name, **options):
-        return self._pass("get", name, lambda: self.store.get(name, **options))
+    def __getattr__(self, verb):
+        def ask(name, *args, **options):
+            self.asked.append((verb, name))
+            return self._strike(
+                verb, name, lambda: getattr(self.store, verb)(name, *args, **options)
+            )
 
-    def stat(self, name):
-        return self._pass("stat", name, lambda: self.store.stat(name))
-
-    def create(self, name, data):
-        return self._pass("create", name, lambda: self.store.create(name, data))
-
-    def replace(self, name, data, tag):
-        return self._pass("replace", name, lambda: self.store.replace(name, data, tag))
-
-    def list(self, prefix):
-        return self._pass("list", prefix, lambda: self.store.list(prefix))
-
-    def _pass(self, verb, name, call):
-        self.asked.append((verb, name))
-        return self._strike(verb, name, call)
+        return ask
 
 
 class Failing(Odd):

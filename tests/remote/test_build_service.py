@@ -74,7 +74,7 @@ def trusting(url, **settings):
 
 
 @pytest.mark.long
-def test_a_service_builds_what_a_call_needs(service, op):
+def test_a_service_builds_what_a_call_needs(service, op, tmp_path):
     x = torch.arange(4.0)
     with trusting(service.url, compile="never", fallback="raise"):
         assert torch.equal(op(x), 2 * x)
@@ -86,16 +86,9 @@ def test_a_service_builds_what_a_call_needs(service, op):
     call = json.loads(posted["call"])
     assert (call["op"], call["device"], call["kind"]) == (op.name, "cpu", "cc")
     assert call["args"][0]["shape"] == [4]
-
-
-@pytest.mark.long
-def test_a_line_holds_the_call_as_a_recording_does(service, op, tmp_path):
-    x = torch.arange(4.0)
-    with trusting(service.url, compile="never", fallback="raise"):
-        op(x)
     with config.using(record=tmp_path / "recorded"):
         op(x)
-    assert (tmp_path / "recorded").read_text().strip() == service.posted[0]["call"]
+    assert (tmp_path / "recorded").read_text().strip() == posted["call"]
 
 
 @pytest.mark.long
@@ -133,21 +126,19 @@ def test_what_a_service_does_not_build_is_compiled_here(service, op, status, war
 
 
 @pytest.mark.long
-def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
-    service.first = [said(200, b"<html>", Jitkern_Builds=1) for _ in range(9)]
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b"<html>", "is not used"),
+        (409, b"[" * (1 << 20), "does not build the entry (409): [[["),
+    ],
+)
+def test_an_odd_answer_is_told_and_not_used(service, op, caplog, status, body, words):
+    service.first = [said(status, body, Jitkern_Builds=1) for _ in range(9)]
     x = torch.arange(4.0)
     with trusting(service.url):
         assert torch.equal(op(x), 2 * x)
-    assert any("v1/build" in line and "is not used" in line for line in caplog.messages)
-
-
-@pytest.mark.long
-def test_a_refusal_that_is_nested_without_end_is_a_text(service, op, caplog):
-    service.first = [said(409, b"[" * (1 << 20), Jitkern_Builds=1) for _ in range(9)]
-    x = torch.arange(4.0)
-    with trusting(service.url):
-        assert torch.equal(op(x), 2 * x)
-    assert any("does not build the entry (409): [[[" in line for line in caplog.messages)
+    assert any("v1/build" in line and words in line for line in caplog.messages)
 
 
 def test_without_a_known_call_nothing_is_posted(compiler, variant, target):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from stocked import everything
-from web_servers import Server, closed_port, digests, fill, put, said, static
+from web_servers import Server, closed_port, digests, fill, put, static
 
 import jitkern
 from jitkern import config, jit, testing
@@ -36,14 +36,15 @@ def events():
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
 def test_a_miss_is_answered_by_the_bundle_that_lists_it(
-    tmp_path, filled, compiler, variant, target, events, cache_dir, suffix
+    tmp_path, filled, compiler, variant, target, events, cache_dir, suffix, caplog
 ):
+    caplog.set_level("INFO", "jitkern")
     folder, key = filled
     fill(Cache(tmp_path / "builder"), folder, suffix=suffix)
     before = jitkern.stats()
     with trusting(f"file://{folder}"):
-        entry = jit.ensure(variant, target)
-        assert entry.manifest.digest == key.digest and entry.root == cache_dir
+        entry, built = jit.ensure_and_tell(variant, target)
+        assert entry.manifest.digest == key.digest and entry.root == cache_dir and not built
         jit.ensure(variant, target)
     assert not compiler.compiles
     assert [event.status for event in events] == ["fetched", "hit"]
@@ -51,6 +52,8 @@ def test_a_miss_is_answered_by_the_bundle_that_lists_it(
     assert {n: jitkern.stats()[n] - before[n] for n in ("fetched", "hits", "compiles")} == {
         "fetched": 1, "hits": 1, "compiles": 0,
     }  # fmt: skip
+    (line,) = (m for m in caplog.messages if m.startswith("fetched v1/"))
+    assert "1 new entries" in line and f"file://{folder}" in line
 
 
 @pytest.fixture
@@ -130,15 +133,6 @@ def test_all_entries_of_a_bundle_are_adopted_at_once(tmp_path, compiler, target,
     assert not compiler.compiles
 
 
-@pytest.mark.long
-def test_a_hundred_misses_in_no_bundle_make_one_request(tmp_path, filled, compiler, source, target):
-    with Server(static(filled[0])) as server, trusting(server.url):
-        for n in range(100):
-            jit.ensure(Variant("test::scale", source, "scale", (("N", str(n)),)), target)
-        assert len(server.requests) == 1
-    assert len(compiler.compiles) == 100
-
-
 def test_an_index_is_read_once_a_minute_and_only_if_changed(
     tmp_path, filled, compiler, source, target, monkeypatch
 ):
@@ -191,14 +185,20 @@ def test_what_is_no_remote_after_all_is_told_once(compiler, source, target, capl
 
 @pytest.mark.parametrize("settings", [{"offline": True}, {"remote": ""}])
 def test_nothing_is_asked_offline(filled, compiler, variant, target, settings):
-    with (
-        Server(static(filled[0])) as server,
-        trusting(server.url),
-        config.using(**settings),
-    ):
+    with Server(static(filled[0])) as server, trusting(server.url), config.using(**settings):
         jit.ensure(variant, target)
         assert not server.requests
     assert len(compiler.compiles) == 1
+
+
+@pytest.mark.parametrize(("captures", "words"), [(True, "CUDA graph"), (False, "not cached")])
+def test_who_may_not_wait_asks_nobody(filled, variant, target, monkeypatch, captures, words):
+    for module in jit.get_or_compile, jit.build:
+        monkeypatch.setattr(module, "capturing", lambda: captures)
+    with Server(static(filled[0])) as server, trusting(server.url):
+        with pytest.raises(NotCached, match=words):
+            jit.ensure(variant, target, may_compile=captures)
+        assert not server.requests
 
 
 def test_with_compiling_off_the_error_tells_what_remotes_said(filled, variant, target, source):
@@ -211,22 +211,6 @@ def test_with_compiling_off_the_error_tells_what_remotes_said(filled, variant, t
         assert f"{server.url}: it has no such entry for cpu-x86_64" in str(raised.value)
         assert "JITKERN_COMPILE=never" in str(raised.value)
         assert len(server.requests) == 2
-
-
-def test_who_may_not_wait_asks_nobody(filled, variant, target):
-    with Server(static(filled[0])) as server, trusting(server.url):
-        with pytest.raises(NotCached):
-            jit.ensure(variant, target, may_compile=False)
-        assert not server.requests
-
-
-def test_during_the_capture_of_a_graph_nobody_is_asked(filled, variant, target, monkeypatch):
-    monkeypatch.setattr(jit.get_or_compile, "capturing", lambda: True)
-    monkeypatch.setattr(jit.build, "capturing", lambda: True)
-    with Server(static(filled[0])) as server, trusting(server.url):
-        with pytest.raises(NotCached, match="CUDA graph"):
-            jit.ensure(variant, target)
-        assert not server.requests
 
 
 def test_what_another_compiler_made_is_not_asked_for(filled, compiler, variant, target):
@@ -303,33 +287,6 @@ def test_a_process_takes_so_many_bytes_and_no_more(
     assert "over 100" in line
 
 
-def test_a_line_of_the_log_tells_of_a_fetch(filled, variant, target, caplog):
-    caplog.set_level("INFO", "jitkern")
-    with trusting(f"file://{filled[0]}"):
-        jit.ensure(variant, target)
-    (line,) = (m for m in caplog.messages if m.startswith("fetched v1/"))
-    assert "1 new entries" in line and f"file://{filled[0]}" in line
-
-
-def test_prewarm_takes_what_a_remote_has(filled, variant, target, compiler):
-    """`ensure_and_tell` is what prewarm runs: what was fetched was not built."""
-    with trusting(f"file://{filled[0]}"):
-        assert jit.ensure_and_tell(variant, target)[1] is False
-    assert not compiler.compiles
-
-
-@pytest.mark.long
-def test_a_busy_server_is_waited_for_within_the_budget(filled, compiler, variant, target):
-    answers, answer = itertools.count(), static(filled[0])
-
-    def busy(connection, request):
-        return said(503) if next(answers) < 6 else answer(connection, request)
-
-    with Server(busy) as server, trusting(server.url, compile="never"):
-        jit.ensure(variant, target)
-        assert len(server.requests) == 8
-
-
 def test_a_bundle_that_the_disk_cannot_hold_is_left(
     tmp_path, filled, compiler, variant, target, cache_dir, monkeypatch, caplog
 ):
@@ -346,15 +303,10 @@ def test_a_bundle_that_the_disk_cannot_hold_is_left(
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_disk_that_fills_up_while_a_bundle_is_adopted(
-    tmp_path, compiler, source, target, monkeypatch, place
+    tmp_path, compiler, target, in_a_remote, monkeypatch, place
 ):
     """The wanted entry is taken if it was adopted, and compiled if not: its own size may fit."""
-    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(2)]
-    with config.using(cache_dir=tmp_path / "builder"):
-        for variant in variants:
-            jit.ensure(variant, target)
-    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
-    compiler.compiles.clear()
+    variants = in_a_remote(2)
     adopt, adopted = Cache.adopt, []
 
     def failing(cache, target, name, files, **options):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from machines import PATIENT, Machine
-from web_servers import Server, closed_port, fill, static
+from web_servers import Server, fill, static
 
 from jitkern.cache.store import Cache
 from jitkern.runtime import binding
@@ -56,18 +56,6 @@ def test_a_cold_process_compiles_nothing_and_is_served_by_c(tmp_path, remote, en
 
 
 @pytest.mark.long
-def test_an_import_asks_nobody(tmp_path, remote):
-    with Server(static(remote)) as server:
-        machine = Machine(tmp_path / "node", server.url)
-        found, _ = machine.run(
-            "import json, sys, torch\n"
-            "import jitkern.ops\n"
-            "print(json.dumps([n for n in sys.modules if n.startswith('jitkern.remote')]))"
-        )
-        assert found == [] and not server.requests
-
-
-@pytest.mark.long
 def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)
@@ -97,32 +85,6 @@ def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
             found = json.loads(out.splitlines()[-1])
             assert not found["stats"]["compiles"] and not found["stats"]["runtimes"]
         assert sum(path.endswith(".zst") for path in server.paths) == 1
-
-
-FORKED = f"""
-import json, os, torch, jitkern.ops
-{PATIENT}
-from jitkern import jit, config
-from jitkern.runtime import binding, specializer
-x = torch.ones(4)
-jitkern.ops.vec_add(x, x); specializer.settle()
-before = jitkern.stats()["compiles"]
-child = os.fork()
-if not child:
-    got = jitkern.ops.vec_add(x.double(), x.double())
-    assert torch.equal(got, 2 * x.double())
-    print(json.dumps(jitkern.stats()["compiles"] - before), flush=True)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.long
-def test_a_forked_child_asks_by_connections_of_its_own(tmp_path, remote):
-    """It misses what no bundle lists, and compiles."""
-    with Server(static(remote)) as server:
-        found, stderr = Machine(tmp_path / "node", server.url).run(FORKED)
-    assert found == 1 and stderr == ""
 
 
 @pytest.mark.long
@@ -182,21 +144,3 @@ def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count
             for process in [machine.start(ENDING) for machine in machines]:
                 _, err = process.communicate(timeout=300)
                 assert (process.returncode, err) == (0, "")
-
-
-@pytest.mark.long
-def test_a_process_asks_a_store_that_is_down_for_one_miss_alone(tmp_path):
-    machine = Machine(tmp_path / "node", f"http://127.0.0.1:{closed_port()}")
-    code = (
-        "import json, sys, torch, jitkern.ops\n"
-        "from jitkern.runtime import specializer\n"
-        "asked = []\n"
-        "sys.addaudithook(lambda e, _: e == 'socket.connect' and asked.append(e))\n"
-        "for dtype in (torch.float32, torch.float64, torch.float16):\n"
-        "    x = torch.ones(4, dtype=dtype)\n"
-        "    assert torch.equal(jitkern.ops.vec_add(x, x), x + x)\n"
-        "specializer.settle()\n"
-        "print(json.dumps([jitkern.stats()['compiles'], len(asked)]))\n"
-    )
-    found, stderr = machine.run(code)
-    assert found == [3, 2] and "is off for 60 s" in stderr

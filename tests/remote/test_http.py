@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import shutil
 import ssl
 import subprocess
@@ -237,11 +236,6 @@ def test_threads_at_the_last_idle_connection_each_get_an_answer(folder):
         assert store.get("a b.json", limit=7).data == b"content"
 
 
-def test_a_304_that_nobody_asked_for_is_unavailable():
-    with Server(always(said(304))) as server, pytest.raises(Unavailable, match="304"):
-        HttpStore(server.url).get("x", limit=7)
-
-
 def test_a_tunnel_is_asked_of_a_proxy_for_https(monkeypatch):
     with Server(always(said(403))) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.port}")
@@ -311,7 +305,3 @@ def test_a_server_that_builds_says_so_and_is_posted_to():
     for status in (400, 404, 405, 409, 413, 422, 501):
         with Server(always(said(status, b"why"))) as server:
             assert HttpStore(server.url).post("v1/build", b"{}", limit=9).status == status
-
-
-def test_the_fixture_left_no_proxy():
-    assert not {name for name in os.environ if name.lower() in ("http_proxy", "https_proxy")}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from bucket_stubs import BUCKET
-from helpers import LONGEST, REPOSITORY, replaced
+from helpers import LONGEST, replaced
 
 from jitkern import testing
 from jitkern.errors import JitkernError, SettingError
@@ -214,15 +214,3 @@ def test_a_panic_of_its_rust_code_is_an_unavailable_store(stub, bucket, monkeypa
     monkeypatch.setattr("obstore.get", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         bucket.get(NAME, limit=10)
-
-
-def test_no_asynchronous_call_of_obstore_is_named():
-    for path in (REPOSITORY / "jitkern").rglob("*.py"):
-        text = path.read_text()
-        if "obstore" in text or "_obs." in text:
-            assert not re.findall(r"\b\w+_async\b", text), path
-
-
-def test_the_environment_of_a_bucket_is_read_by_obstore_alone():
-    text = (REPOSITORY / "jitkern/remote/stores/objects.py").read_text()
-    assert "environ[" not in text and "getenv" not in text

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from web_servers import Server, closed_port, fill, settings_file, static
+from web_servers import Server, closed_port, fill, static
 
 from jitkern import Config, config, jit
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import EntryFilter, chosen
-from jitkern.errors import SettingError
 from jitkern.remote import trust
 
 
@@ -61,39 +60,9 @@ def test_a_remote_that_is_not_trusted_is_not_asked(
         assert not server.requests
     assert len(compiler.compiles) == 2
     (line,) = caplog.messages
-    assert "trusted_keys" in line and "trusted_remotes" in line and "config.toml" in line
-
-
-def test_the_environment_cannot_trust_a_remote(tmp_path):
-    url = "https://example.com/kernels"
-    environment = {"JITKERN_REMOTE": url, "JITKERN_TRUSTED_REMOTES": url}
-    found = Config.from_env(environment, [])
-    assert found.remote == (url,) and found.trusted_remotes == ()
-    with pytest.raises(SettingError):
-        trust.keys_for(url, found)
-    folder = settings_file(tmp_path, trusted_remotes=[url + "/"])
-    found = Config.from_env(environment, [folder / "jitkern" / "config.toml"])
-    assert trust.keys_for(url, found) == ()
-    assert trust.keys_for("https://user:secret@example.com/kernels", found) == ()
-    with pytest.raises(SettingError):
-        trust.keys_for(f"{url}/other", found)
-
-
-@pytest.mark.parametrize(
-    ("url", "taken"),
-    [
-        ("http://example.com/x", False), ("http://10.0.0.1/x", False), ("http://localhost.evil.com/x", False),
-        ("http://127.0.0.1:80/x", True), ("http://localhost/x", True), ("http://[::1]:80/x", True),
-        ("https://example.com/x", True), ("file:///x", True), ("s3://bucket/x", True),
-    ],
-)  # fmt: skip
-def test_plain_http_is_trusted_on_this_machine_alone(url, taken):
-    settings = Config(remote=url, trusted_remotes=url)
-    if taken:
-        assert trust.keys_for(url, settings) == ()
-    else:
-        with pytest.raises(SettingError, match="Use https, or add the signer"):
-            trust.keys_for(url, settings)
+    assert all(
+        word in line for word in (server.url, "trusted_keys", "trusted_remotes", "config.toml")
+    )
 
 
 def test_a_root_of_signed_entries_stays_one(tmp_path, keys):
