@@ -1,8 +1,6 @@
 import errno
 import os
 import stat
-import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -41,13 +39,6 @@ def test_nothing_is_made_before_something_is_staged(cache, key):
     assert not cache.root.exists()
 
 
-def test_what_was_published_is_found(cache, key):
-    publish(cache, key)
-    entry = cache.find(key)
-    assert entry.read("out.so") == b"code"
-    assert entry.path == cache.root / "v1" / key.target / key.name
-
-
 def test_layout_and_modes(cache, key):
     old = os.umask(0o002)
     try:
@@ -68,7 +59,8 @@ def test_layout_and_modes(cache, key):
         .startswith("Signature: 8a477f597d28d172789f06886806bc55")
     )
     assert list((cache.root / "v1" / "tmp").iterdir()) == []
-    assert cache.find(key)
+    assert entry.path == cache.root / "v1" / key.target / key.name
+    assert cache.find(key).path == entry.path and cache.find(key).read("out.so") == b"code"
 
 
 def test_the_manifest_is_written_last_and_everything_is_synced(cache, key, monkeypatch):
@@ -101,65 +93,6 @@ def damage_flip(entry):
     (entry.path / "out.so").write_bytes(b"codf")
 
 
-def damage_missing(entry):
-    (entry.path / "out.so").unlink()
-
-
-def damage_no_manifest(entry):
-    (entry.path / NAME).unlink()
-
-
-def damage_manifest(entry):
-    (entry.path / NAME).write_text("{}")
-
-
-def damage_link(entry):
-    (entry.path / "out.so").rename(entry.path / "real")
-    (entry.path / "out.so").symlink_to("real")
-
-
-def damage_manifest_link(entry):
-    (entry.path / NAME).rename(entry.path / "real")
-    (entry.path / NAME).symlink_to("real")
-
-
-def damage_fifo(entry):
-    (entry.path / "out.so").unlink()
-    os.mkfifo(entry.path / "out.so")
-
-
-def damage_writable(entry):
-    entry.path.chmod(0o777)
-
-
-def damage_other(entry):
-    manifest = Manifest.decode((entry.path / NAME).read_bytes())
-    (entry.path / NAME).write_bytes(
-        Manifest({**manifest.inputs, "op": "x"}, manifest.artifacts).encode()
-    )
-
-
-DAMAGE = [f for name, f in sorted(globals().items()) if name.startswith("damage_")]
-
-
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
-def test_a_damaged_entry_is_a_miss_is_quarantined_and_heals(damage, cache, key, caplog):
-    damage(publish(cache, key))
-    assert cache.find(key) is None
-    assert "damaged" in caplog.text
-    assert len(list((cache.root / "v1" / "bad").iterdir())) == 1
-    publish(cache, key, b"again")
-    assert cache.find(key).read("out.so") == b"again"
-
-
-def test_a_file_where_the_entry_should_be_is_a_miss(cache, key):
-    entry = publish(cache, key)
-    entry.path.rename(cache.root / "gone")
-    entry.path.write_text("")
-    assert cache.find(key) is None
-    assert publish(cache, key).path.is_dir()
-
-
 def test_verify_size_notices_a_short_file_only(tmp_path, key):
     cache = Cache(tmp_path / "cache", verify="size")
     entry = publish(cache, key)
@@ -176,22 +109,12 @@ def test_reading_verifies_again(cache, key):
         entry.read("out.so")
 
 
-def test_quarantine_is_bounded(cache, key):
+def test_quarantine_is_bounded(cache, key, caplog):
     for _ in range(QUARANTINED + 5):
         damage_flip(publish(cache, key))
         assert cache.find(key) is None
     assert len(list((cache.root / "v1" / "bad").iterdir())) == QUARANTINED
-
-
-def test_a_read_only_layer_serves_and_is_never_written(tmp_path, key):
-    layer = Cache(tmp_path / "layer")
-    entry = publish(layer, key)
-    both = Cache(tmp_path / "user", (layer.root,))
-    assert both.find(key).path == entry.path
-    damage_flip(entry)
-    assert both.find(key) is None
-    assert not (layer.root / "v1" / "bad").exists()
-    assert not both.root.exists()
+    assert "damaged" in caplog.text
 
 
 def test_a_layer_that_others_can_write_is_not_used(tmp_path, key):
@@ -294,33 +217,6 @@ def test_an_untrusted_root_is_refused(tmp_path):
         Cache.open(Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path)}))
 
 
-@pytest.mark.long
-def test_readers_never_see_part_of_an_entry(cache, key):
-    seen, stop = set(), threading.Event()
-
-    def read():
-        while not stop.is_set():
-            entry = cache.find(key)
-            if entry:
-                try:
-                    seen.add(entry.read("out.so"))
-                except (FileNotFoundError, ValueError):  # replaced since: as good as a miss
-                    continue
-
-    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    try:
-        for i in range(100):
-            cache.remove(publish(cache, key, b"%d" % i * 10000).path)
-    finally:
-        stop.set()
-    for reader in readers:
-        reader.join()
-    assert seen <= {b"%d" % i * 10000 for i in range(100)}
-    assert not (cache.root / "v1" / "bad").exists()
-
-
 def test_a_root_that_is_too_long_is_refused_at_once(tmp_path):
     root = tmp_path / "/".join(["a" * 200] * 19)
     with pytest.raises(CacheError, match="shorter one") as caught:
@@ -332,13 +228,3 @@ def test_a_lookup_ends_where_nothing_can_be_known_of_an_entry(cache, key, monkey
     damage_flip(publish(cache, key))
     monkeypatch.setattr(os.path, "samestat", lambda *_: False)
     assert cache.look_up(key.target, key.name).reason == "unreadable"
-
-
-@pytest.mark.parametrize("years", [-40, 40])
-def test_a_clock_that_is_wrong_sweeps_nothing_that_is_built(cache, key, monkeypatch, years):
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86400)
-    with cache.staging() as one:
-        with cache.staging():
-            pass
-        assert one.is_dir()
