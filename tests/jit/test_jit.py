@@ -61,46 +61,26 @@ def test_an_edit_compiles_again(compiler, variant, target):
     assert len(compiler.compiles) == 2
 
 
-def test_an_edit_in_mid_compile_never_gets_the_old_key(compiler, variant, target):
+@pytest.mark.parametrize("undone", [False, True], ids=["edited", "undone"])
+@pytest.mark.parametrize("fails", [False, True], ids=["built", "failed"])
+def test_an_edit_in_mid_compile_compiles_again(compiler, variant, target, undone, fails):
+    path = variant.source.paths[0]
+
     def edit_once():
-        if len(compiler.compiles) == 1:
-            variant.source.paths[0].write_text("// edited\n")
+        first = len(compiler.compiles) == 1
+        compiler.fail = fails and first
+        if first:
+            before, status = path.read_bytes(), path.stat()
+            path.write_text("// edited\n")
+            if undone:
+                path.write_bytes(before)
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     compiler.during = edit_once
     entry = jit.ensure(variant, target)
     assert entry.manifest.digest == jit.key_of(variant, target).digest
     assert len(compiler.compiles) == 2
     assert len(list(jit.open_cache().entries())) == 1
-
-
-def test_an_edit_in_mid_compile_that_fails_compiles_again(compiler, variant, target):
-    def edit_once():
-        compiler.fail = len(compiler.compiles) == 1
-        if compiler.fail:
-            variant.source.paths[0].write_text("// edited\n")
-
-    compiler.during = edit_once
-    entry = jit.ensure(variant, target)
-    assert entry.manifest.digest == jit.key_of(variant, target).digest
-    assert len(compiler.compiles) == 2
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_edit_that_is_undone_in_mid_compile_compiles_again(compiler, variant, target, fails):
-    path = variant.source.paths[0]
-
-    def edit_and_undo_once():
-        compiler.fail = fails and len(compiler.compiles) == 1
-        if len(compiler.compiles) == 1:
-            before, status = path.read_bytes(), path.stat()
-            path.write_text("// edited\n")
-            path.write_bytes(before)
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    compiler.during = edit_and_undo_once
-    key = jit.key_of(variant, target)
-    assert jit.ensure(variant, target).manifest.digest == key.digest
-    assert len(compiler.compiles) == 2
 
 
 def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):
