@@ -66,13 +66,6 @@ def asks_the_builtins(k, x):
     return open("x")
 
 
-def closes_over(value):
-    def launch(k, x):
-        return value
-
-    return launch
-
-
 def identity_of(function):
     """What records of a launch function are kept under; None where there are none."""
     key = class_of_calls(function, World([function])).key()
@@ -325,90 +318,6 @@ def test_shipped_launch_functions_have_records():
 def test_a_class_is_dtypes_ranks_and_what_is_none():
     args = (torch.ones(2, 3), None, True, 5, 0.5, torch.zeros(1, dtype=torch.int64))
     assert signature.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
-
-
-CODE = """
-import sys, torch
-if {warm}:
-    class Refuse:
-        def find_spec(self, name, *_):
-            if name in ("jitkern.trace.trace", "jitkern.launch.runner", "triton", "jitkern.cache.lock"):
-                raise AssertionError(f"a warm process imported {{name}}")
-    sys.meta_path.insert(0, Refuse())
-import jitkern.ops
-from jitkern.runtime.programs import SLOTS
-for dtype in (torch.float32, torch.float64):
-    x = torch.arange(6, dtype=dtype).view(2, 3)
-    assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
-    torch.testing.assert_close(jitkern.ops.softmax(x), x.softmax(-1))
-print(jitkern.stats())
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
-    done = run_python("from jitkern.cli import main; main(['prewarm', 'vec_add', 'softmax'])")
-    assert done.returncode == 0, done.stderr
-    done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
-    assert done.returncode == 0, done.stderr
-    assert "'compiles': 0" in done.stdout and "'runtimes': 0" in done.stdout
-
-
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-def test_after_one_run_the_next_neither_compiles_nor_traces(run_python):
-    assert run_python(CODE.format(warm=False)).returncode == 0
-    done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
-    assert done.returncode == 0, done.stderr
-
-
-MODULE = """
-import torch
-from jitkern.declare import Cpp, kernel
-FACTOR = {factor}
-op = kernel("jitkern_plan::scaled(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
-@op.reference
-def _(x): return x * FACTOR
-@op.launch("cpu")
-def _(k, x):
-    out = torch.empty_like(x)
-    k.scale[{{"T": x.dtype}}](out, x, {body}, x.numel())
-    return out
-"""
-EDITED = """
-import torch, planned
-from jitkern.runtime import specializer
-for _ in range(2):
-    print(planned.op(torch.ones(3)).tolist())
-    specializer.settle()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-@pytest.mark.parametrize(
-    "edit",
-    [{"factor": 3.0}, {"body": "FACTOR + 1"}, {"kernel": "3 * a * x[i]"}],
-    ids=["constant", "launch function", "kernel"],
-)
-def test_an_edit_is_never_answered_by_an_old_record(run_python, tmp_path, edit):
-    def run(factor=2.0, body="FACTOR", kernel="a * x[i]"):
-        (tmp_path / "planned.py").write_text(MODULE.format(factor=factor, body=body))
-        (tmp_path / "k.cpp").write_text(
-            'extern "C" void scale(T* y, const T* x, double a, long n) '
-            f"{{ for (long i = 0; i < n; i++) y[i] = {kernel}; }}"
-        )
-        done = run_python(EDITED, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stderr
-        first, second = done.stdout.splitlines()
-        assert first == second
-        return first
-
-    before = run()
-    run()
-    assert before == "[2.0, 2.0, 2.0]"
-    assert run(**edit) in ("[3.0, 3.0, 3.0]", "[6.0, 6.0, 6.0]")
-    assert run() == before
 
 
 @pytest.fixture

@@ -15,17 +15,8 @@ def races(folder: Path, text: str) -> str:
     """The report of ThreadSanitizer on the runtime with this text; "" for none."""
     source, program = folder / "threads.c", folder / "threads"
     source.write_text(text + HARNESS)
-    command = [
-        "cc",
-        "-O1",
-        "-g",
-        "-w",
-        "-fno-math-errno",
-        "-fsanitize=thread",
-        "-pthread",
-        "-o",
-        program,
-    ]
+    flags = ["-O1", "-g", "-w", "-fno-math-errno", "-fsanitize=thread", "-pthread"]
+    command = ["cc", *flags, "-o", program]
     empty = {"input": "int main(void) { return 0; }", "text": True, "capture_output": True}
     if (
         not shutil.which("cc")

@@ -19,21 +19,10 @@ CALLS = 16_000  # many, beside the few hundred objects that Torch keeps sooner o
 
 
 class Mallinfo(ctypes.Structure):
-    _fields_ = [  # fmt: skip
+    _fields_ = [
         (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]  # fmt: skip
 
 
 def in_use():

@@ -202,26 +202,6 @@ PYTHON, LINKED = "False False", "True True"  # who served the second call
 
 
 @pytest.mark.long
-def test_a_process_builds_the_runtime_for_itself_and_the_next(
-    run_python,
-):
-    first, second, third = (run_python(CALL) for _ in range(3))
-    assert first.stdout.startswith(f"{LINKED} 1 "), first.stderr
-    assert second.stdout == f"{LINKED} 0 0\n", second.stderr
-    assert third.stdout == f"{LINKED} 0 0\n", third.stderr
-    assert first.stderr + second.stderr + third.stderr == ""
-
-
-@pytest.mark.long
-def test_without_a_c_compiler_python_launches_and_says_so_once(run_python):
-    assert run_python(CALL, CC="/nonexistent").returncode == 0  # c++ compiles the kernel
-    done = run_python(CALL, CC="/nonexistent")
-    assert done.stdout == f"{PYTHON} 0 0\n"
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "no C compiler" in done.stderr
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("environment", [{"CC": "/nonexistent"}, {"JITKERN_COMPILE": "never"}])
 def test_a_cached_runtime_serves_calls_that_nobody_prepared(with_runtime, environment):
     done = with_runtime(CALL, **environment)
@@ -233,32 +213,6 @@ def test_without_runtime_and_compiling_off_python_launches(run_python):
     assert run_python(CALL, CC="/nonexistent").returncode == 0
     done = run_python(CALL, JITKERN_COMPILE="never")
     assert (done.stdout, done.stderr) == (f"{PYTHON} 0 0\n", "")
-
-
-def damage(cache_dir, pattern, how):
-    (found,) = cache_dir.glob(f"v1/cpu-*/{pattern}/*.so")
-    found.chmod(0o600)
-    found.write_bytes(how(found.read_bytes()))
-
-
-def overwritten(data):
-    return data[:64] + bytes(len(data) - 64)
-
-
-DAMAGE = pytest.mark.parametrize(
-    ("how", "verify"),
-    [(lambda data: data[:100], "always"), (lambda data: b"", "size"), (overwritten, "always"), (overwritten, "size")],
-    ids=["cut short", "empty", "overwritten", "overwritten and not verified"],
-)  # fmt: skip
-
-
-@pytest.mark.long
-@DAMAGE
-def test_a_damaged_runtime_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
-    damage(cache_dir, "runtime-*", how)
-    done = with_runtime(CALL, JITKERN_VERIFY=verify)
-    assert done.stdout.startswith(LINKED), done.stderr
-    assert with_runtime(CALL).stdout.startswith(LINKED)
 
 
 def branching(k, x):
