@@ -23,29 +23,88 @@ def labels(source):
     return sorted(closure_of(source).files)
 
 
-def test_only_what_includes_reach_is_in(folder):
-    for name in ("kernel.py", "table.bin", "other.cu", "other.cuh", "sub/near.cuh"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
+NEAR = ["k.cu", "near.cuh"]
+CLOSURES = {  # other files than k.cu, which includes near.cuh; what the source declares; what is in
+    "what includes reach": (
+        dict.fromkeys(("kernel.py", "table.bin", "other.cu", "other.cuh", "sub/near.cuh"), ""), {}, NEAR,
+    ),
+    **{
+        f"the whole folder for `{line}`": (
+            {"near.cuh": f"{line}\n", "kernel.py": "", "table.bin": "", "other.cuh": ""}, {},
+            [*NEAR, "other.cuh", "table.bin"],
+        )
+        for line in (
+            "#include FILE", "  #  include /* which */ FILE", "/* a */ #include FILE", "%:include FILE",
+            "#include_next FILE",
+        )
+    },
+    "no header of the system": (
+        {"near.cuh": "#include <stdio.h>"}, {"flags": ["-isystem", "/usr/include"]}, NEAR,
+    ),
+    **{
+        f"no more for `{line}`": ({"near.cuh": f"{line}\n#endif", "other.cuh": ""}, {}, NEAR)
+        for line in (
+            "#ifdef __has_include", "#if defined(__has_include)",
+            "#ifndef __has_include\n#define __has_include(x) 0",
+        )
+    },
+    **{
+        f"what {' '.join(flags)} includes": ({"other.cuh": "", "more.cuh": ""}, {"flags": flags}, [*NEAR, "other.cuh"])
+        for flags in (["-include", "other.cuh"], ["-include=other.cuh"], ["--pre-include=other.cuh"])
+    },
+    **{
+        f"what __has_include{between!r} asks for": (
+            {"near.cuh": f'#if __has_include{between}"other.cuh" )\n#endif', "other.cuh": ""}, {}, [*NEAR, "other.cuh"],
+        )
+        for between in ("(", "( ", "/* a */ (", " \\\n(")
+    },
+    "each header of the name that #include_next has": (
+        {"near.cuh": "#include_next <x.h>", "../first/x.h": "", "../second/x.h": ""},
+        {"include": ["../first", "../second"]}, ["../first/x.h", "../second/x.h", *NEAR],
+    ),
+    "what lies beside a file of a subfolder": (
+        {"sub/s.cu": '#include "beside.cuh"', "sub/beside.cuh": ""}, {"files": "sub/s.cu"}, ["sub/beside.cuh", "sub/s.cu"],
+    ),
+    "no logs, hidden files, caches and environments": (
+        {"near.cuh": "#include FILE", **dict.fromkeys((
+            "train.log", ".git/config", "venv/pyvenv.cfg", "venv/x.h", "cache/CACHEDIR.TAG", "cache/x.h"), "")}, {}, NEAR,
+    ),
+    "headers of the shared folder beside": (
+        {"near.cuh": "  #  include <a.cuh> // why\n", "../include/a.cuh": '#include "b.cuh"', "../include/b.cuh": ""},
+        {}, ["../include/a.cuh", "../include/b.cuh", *NEAR],
+    ),
+    "what is below #if 0": (
+        {"near.cuh": "#if 0\n#include <x.h>\n#endif", "../other/x.h": ""}, {"include": ["../other"]}, ["../other/x.h", *NEAR],
+    ),
+    "an include on a continued line": (
+        {"near.cuh": '#include \\\n"x.h"', "../include/x.h": ""}, {}, ["../include/x.h", *NEAR],
+    ),
+    **{
+        f"an include spelled {line!r}": ({"k.cu": f"{line}\n", "a.cuh": ""}, {}, ["a.cuh", "k.cu"])
+        for line in (
+            '\ufeff#include "a.cuh"', '/* of two\nlines */ #include "a.cuh"',
+            '#/**/include/**/"a.cuh"', '\v#\finclude\v"a.cuh"',
+        )
+    },
+    "files that include each other": ({"near.cuh": '#include "k.cu"'}, {}, NEAR),
+    **{
+        f"no file for {flag}": ({}, {"flags": [flag]}, NEAR)
+        for flag in (
+            "-fno-lto", "-fprofile-generate", "-fprofile-dir=/tmp", "-DX=@x", "-DX=a,@b", "--coverage",
+            "-Wl,-rpath,/tmp", "-Wno-error=x", "-fsanitize=address", "-ffile-prefix-map=/tmp=.",
+            "-plus", "--what-comes-next=/no/such/file",
+        )
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "#include FILE",
-        "  #  include /* which */ FILE",
-        "/* a */ #include FILE",
-        "%:include FILE",
-        "#include_next FILE",
-    ],
-)
-def test_where_a_macro_names_an_include_the_whole_folder_is_in(folder, line):
-    for name in ("kernel.py", "table.bin", "other.cuh"):
-        (folder / name).write_text("")
-    (folder / "near.cuh").write_text(f"{line}\n")
-    found = labels(Cuda("k.cu", folder=str(folder)))
-    assert found == ["k.cu", "near.cuh", "other.cuh", "table.bin"]
+@pytest.mark.parametrize("name", CLOSURES)
+def test_exactly_what_a_build_may_read_is_in(folder, name):
+    files, declared, found = CLOSURES[name]
+    for path, text in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    assert labels(Cuda(**{"files": "k.cu", **declared}, folder=str(folder))) == sorted(found)
 
 
 @pytest.mark.parametrize("flag", ["-I{}", "-isystem {}", "-iquote {}", "-Wp,-I,{}"])
@@ -57,12 +116,6 @@ def test_directories_that_flags_search_are_followed(folder, tmp_path, flag):
     told = flag.format(tmp_path / "more").split()
     found = [Path(label).name for label in labels(Cuda("k.cu", folder=str(folder), flags=told))]
     assert {"far.h", "further.h"} <= {*found}
-
-
-def test_what_flags_search_of_the_system_goes_with_the_compiler(folder):
-    (folder / "near.cuh").write_text("#include <stdio.h>")
-    source = Cuda("k.cu", folder=str(folder), flags=["-isystem", "/usr/include"])
-    assert labels(source) == ["k.cu", "near.cuh"]
 
 
 @pytest.mark.parametrize("appears", ["first", "second"])
@@ -116,18 +169,6 @@ def test_a_flag_that_reads_what_no_key_covers_is_refused(folder, tmp_path, flag)
     assert any(f"the flag `{word}`" in str(caught.value) for word in flags)
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "-fno-lto", "-fprofile-generate", "-fprofile-dir=/tmp", "-DX=@x", "-DX=a,@b", "--coverage",
-        "-Wl,-rpath,/tmp", "-Wno-error=x", "-fsanitize=address", "-ffile-prefix-map=/tmp=.",
-        "-plus", "--what-comes-next=/no/such/file",
-    ],
-)  # fmt: skip
-def test_any_other_flag_is_keyed_by_its_text(folder, flag):
-    assert labels(Cuda("k.cu", folder=str(folder), flags=[flag])) == ["k.cu", "near.cuh"]
-
-
 REFUSED = [
     ("#embed FILE", "#embed"),
     ('#embed "table.bin"', "#embed"),
@@ -162,20 +203,6 @@ def test_libraries_in_versioned_roots_and_comments_may_have_it(folder, line, nam
     assert labels(Cuda("k.cu", folder=str(folder), include=[root])) == ["k.cu", "near.cuh"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "#ifdef __has_include",
-        "#if defined(__has_include)",
-        "#ifndef __has_include\n#define __has_include(x) 0",
-    ],
-)
-def test_asking_for_has_include_itself_asks_for_no_file(folder, line):
-    (folder / "other.cuh").write_text("")
-    (folder / "near.cuh").write_text(f"{line}\n#endif")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
-
-
 def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
     site = tmp_path / "usr" / "local" / "include"
     site.mkdir(parents=True)
@@ -202,90 +229,6 @@ def test_far_files_of_one_name_are_both_in(folder, tmp_path):
     assert len(labels(Cuda("k.cu", folder=str(folder)))) == 4
 
 
-@pytest.mark.parametrize(
-    "flags", [["-include", "other.cuh"], ["-include=other.cuh"], ["--pre-include=other.cuh"]]
-)
-def test_a_header_that_a_flag_includes_is_in(folder, flags):
-    for name in ("other.cuh", "more.cuh"):
-        (folder / name).write_text("")
-    found = labels(Cuda("k.cu", folder=str(folder), flags=flags))
-    assert found == ["k.cu", "near.cuh", "other.cuh"]
-
-
-@pytest.mark.parametrize("between", ["(", "( ", "/* a */ (", " \\\n("])
-def test_what_has_include_asks_for_is_in(folder, between):
-    (folder / "other.cuh").write_text("")
-    (folder / "near.cuh").write_text(f'#if __has_include{between}"other.cuh" )\n#endif')
-    assert "other.cuh" in labels(Cuda("k.cu", folder=str(folder)))
-
-
-def test_include_next_takes_every_header_of_the_name(folder):
-    for name in ("first", "second"):
-        (folder.parent / name).mkdir()
-        (folder.parent / name / "x.h").write_text("")
-    (folder / "near.cuh").write_text("#include_next <x.h>")
-    found = labels(Cuda("k.cu", folder=str(folder), include=["../first", "../second"]))
-    assert found == ["../first/x.h", "../second/x.h", "k.cu", "near.cuh"]
-
-
-def test_a_file_in_a_subfolder_finds_what_lies_beside_it(folder):
-    (folder / "sub").mkdir()
-    (folder / "sub" / "s.cu").write_text('#include "beside.cuh"')
-    (folder / "sub" / "beside.cuh").write_text("")
-    assert labels(Cuda("sub/s.cu", folder=str(folder))) == ["sub/beside.cuh", "sub/s.cu"]
-
-
-def test_logs_hidden_files_caches_and_environments_are_out(folder):
-    (folder / "near.cuh").write_text("#include FILE")
-    (folder / "train.log").write_text("")
-    for name in (".git/config", "venv/pyvenv.cfg", "venv/x.h", "cache/CACHEDIR.TAG", "cache/x.h"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
-
-
-def test_includes_are_followed_through_the_shared_folder_beside(folder):
-    shared = folder.parent / "include"
-    shared.mkdir()
-    (shared / "a.cuh").write_text('#include "b.cuh"')
-    (shared / "b.cuh").write_text("")
-    (folder / "near.cuh").write_text("  #  include <a.cuh> // why\n")
-    assert labels(Cuda("k.cu", folder=str(folder))) == [
-        "../include/a.cuh",
-        "../include/b.cuh",
-        "k.cu",
-        "near.cuh",
-    ]
-
-
-def test_if_is_ignored(folder):
-    other = folder.parent / "other"
-    other.mkdir()
-    (other / "x.h").write_text("")
-    (folder / "near.cuh").write_text("#if 0\n#include <x.h>\n#endif")
-    assert "../other/x.h" in labels(Cuda("k.cu", folder=str(folder), include=["../other"]))
-
-
-def test_a_continued_line_is_read(folder):
-    (folder.parent / "include").mkdir()
-    (folder.parent / "include" / "x.h").write_text("")
-    (folder / "near.cuh").write_text('#include \\\n"x.h"')
-    assert "../include/x.h" in labels(Cuda("k.cu", folder=str(folder)))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '\ufeff#include "a.cuh"', '/* of two\nlines */ #include "a.cuh"',
-        '#/**/include/**/"a.cuh"', '\v#\finclude\v"a.cuh"',
-    ],
-)  # fmt: skip
-def test_an_include_in_odd_spelling_is_followed(folder, line):
-    (folder / "a.cuh").write_text("")
-    (folder / "k.cu").write_text(f"{line}\n")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["a.cuh", "k.cu"]
-
-
 def test_a_file_is_followed_from_each_folder_that_links_to_it(folder):
     (folder / "k.cu").write_text('#include "one/x.h"\n#include "two/x.h"\n')
     for name in ("one", "two"):
@@ -295,11 +238,6 @@ def test_a_file_is_followed_from_each_folder_that_links_to_it(folder):
     (folder / "two" / "x.h").symlink_to("../one/x.h")
     (folder / "one" / "loop").symlink_to(".")
     assert {"one/own.h", "two/own.h"} <= {*labels(Cuda("k.cu", folder=str(folder)))}
-
-
-def test_including_each_other_ends(folder):
-    (folder / "near.cuh").write_text('#include "k.cu"')
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
 
 
 def test_a_versioned_root_enters_by_version(folder, tmp_path):

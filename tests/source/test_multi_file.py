@@ -14,8 +14,6 @@ from jitkern.compilers.cuda import toolkit
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.launch.call import Call, variant_of
-from jitkern.launch.kernels import Kernels
-from jitkern.launch.runner import Runner
 from jitkern.source.closure import closure_of
 from jitkern.source.defining_file import unit_of
 from jitkern.source.key import make_key
@@ -188,15 +186,6 @@ def cpp(tmp_path):
         ["scale.cpp", Unit("fill.cpp", flags=["-DVALUE=7"]), "lost.cpp", "helper.cpp"],
         folder=str(tmp_path),
     )
-
-
-@pytest.mark.long
-def test_functions_of_several_cpp_files_run(cpp):
-    k = Kernels(Runner("test::cpp", cpp, Target.current("cpu"), torch.device("cpu")))
-    x = torch.zeros(3)
-    k.fill(x, 3)
-    k.scale[{"T": x.dtype}](x, x, 2.0, 3)
-    assert x.tolist() == [14, 14, 14]
 
 
 def test_a_function_of_another_cpp_unit_is_an_error(cpp):

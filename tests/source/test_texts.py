@@ -67,18 +67,6 @@ def test_a_text_is_named_after_its_kind(kind):
     assert kind(text="x").files[0].endswith(kind.suffixes)
 
 
-def test_a_text_of_two_files_is_refused():
-    with pytest.raises(DeclarationError, match="one file"):
-        Extension(["a.cpp", "b.cpp"], text="x", function="f")
-
-
-def test_a_text_and_a_file_are_refused():
-    with pytest.raises(DeclarationError, match="either a file and a function"):
-        jitkern.cpp_kernel("scale.cpp", "scale", text=_SCALE)
-    with pytest.raises(DeclarationError, match="either a file and a function"):
-        jitkern.cpp_kernel(text=_SCALE)
-
-
 def test_an_error_names_the_cell_and_the_line():
     cell = 'import jitkern\n\nscale = jitkern.cpp_kernel(name="scale", text="""\n// first\nvoid scale(float* x) { x[0] = nothing; }\n""")\n'
     scale = _cell("<cell of test_an_error>", cell, {})["scale"]
@@ -250,23 +238,22 @@ def test_a_text_is_written_again_if_its_file_is_gone():
     assert source.paths[0].read_text() == _SCALE
 
 
-@pytest.mark.parametrize("wrong", [b"bytes", 5, None])
-def test_a_text_that_is_no_string_is_refused(wrong):
-    with pytest.raises(DeclarationError, match="is not a string"):
-        Cpp(text=wrong)
+REFUSED = {
+    "a text of two files": (lambda: Extension(["a.cpp", "b.cpp"], text="x", function="f"), "one file"),
+    "a text and a file": (lambda: jitkern.cpp_kernel("scale.cpp", "scale", text=_SCALE), "either a file and a function"),
+    "a text without a name": (lambda: jitkern.cpp_kernel(text=_SCALE), "either a file and a function"),
+    "a name with a folder": (lambda: Cpp("sub/x.cpp", text=_SCALE), "no folder"),
+    "bytes": (lambda: Cpp(text=b"bytes"), "is not a string"),
+    "a number for a text": (lambda: Cpp(text=5), "is not a string"),
+    "None": (lambda: Cpp(text=None), "is not a string"),
+    "a number for a file": (lambda: Cuda(5), "takes names of files"),
+    "a dict": (lambda: Cuda({"a": 1}), "takes names of files"),
+    "a function without jit": (lambda: Triton(_cell), r"is not a `@triton\.jit` function"),
+}  # fmt: skip
 
 
-def test_a_name_with_a_folder_is_refused_for_a_text():
-    with pytest.raises(DeclarationError, match="no folder"):
-        Cpp("sub/x.cpp", text=_SCALE)
-
-
-@pytest.mark.parametrize("wrong", [5, {"a": 1}])
-def test_what_is_no_file_is_refused(wrong):
-    with pytest.raises(DeclarationError, match="takes names of files"):
-        Cuda(wrong)
-
-
-def test_a_function_without_triton_jit_is_refused():
-    with pytest.raises(DeclarationError, match=r"is not a `@triton\.jit` function"):
-        Triton(test_what_is_no_file_is_refused)
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_source_is_refused(what):
+    make, says = REFUSED[what]
+    with pytest.raises(DeclarationError, match=says):
+        make()
