@@ -86,7 +86,6 @@ def test_figures_tell_of_requests_builds_and_bytes(serve):
     assert other["jitkern_serve_sent_bytes_total"] == 0  # each server has its own
 
 
-HOST = b"Host: x\r\n"
 JSON = b'{"schema": 1, "reason": '
 NO_HTTP = b"Invalid HTTP request received."
 
@@ -95,51 +94,27 @@ NO_HTTP = b"Invalid HTTP request received."
     ("data", "status", "says"),
     [
         (b"GET\r\n\r\n", 400, NO_HTTP),
-        (b"GET /\r\n\r\n", 400, NO_HTTP),
         (b"GET / HTTP/9.9\r\n\r\n", 505, JSON),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, NO_HTTP),
         (b"DELETE / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 501, JSON),
         (b"PUT /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 501, JSON),
         (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", 400, NO_HTTP),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, NO_HTTP),
         (b"GET /" + b"a" * 700_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400, NO_HTTP),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 100_000 + b"\r\n", 400, NO_HTTP),
         (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 411, JSON),
         (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411, JSON),
         (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400, NO_HTTP),
         (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411, JSON),
-        (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, NO_HTTP),
-        (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 1e3\r\n\r\n", 400, NO_HTTP),
-        (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 400 + b"\r\n\r\n", 400, NO_HTTP),
         (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 405, JSON),
         (b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 404, JSON),
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\nGET /jitkern.json HTTP/1.1\r\nHost: xx\r\n\r\n", 200, b"ok\n"),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA B: c\r\nContent-Length: 40\r\n\r\nGET /jitkern.json HTTP/1.1\r\nHost: xx\r\n\r\n", 400, NO_HTTP),
-        (b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length : 9\r\nContent-Length: 0\r\n\r\n", 400, NO_HTTP),
     ],
-    ids=range(22),
+    ids=range(14),
 )  # fmt: skip
 def test_odd_requests_get_one_answer_and_no_more(serve, data, status, says):
     head, _, body = raw(serve(), data).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), head
     assert b"connection: close" in head.lower()
     assert says in body and b"HTTP/1.1 " not in body
-
-
-def test_a_path_may_be_a_whole_url(serve):
-    head = b"GET HTTP://kernels.example:80/healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    assert raw(serve(), head).startswith(b"HTTP/1.1 200 ")
-
-
-def test_who_waits_to_be_told_to_send_a_body_is_told(serve):
-    head = (
-        b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
-    )
-    with connected(serve()) as client:
-        client.sendall(head)
-        assert client.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n")
-        client.sendall(b"{}")
-        assert client.recv(20).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_build_may_take_longer_than_a_request(gated, monkeypatch):
@@ -178,14 +153,6 @@ def test_a_connection_serves_many_requests(serve):
         assert client.get("/nothing").status == 404
         assert client.ask("POST", "/v1/build", b"x").status == 400
     assert client.connection.sock is sock
-
-
-def test_no_answer_waits_for_an_acknowledgement(serve):
-    server = serve()
-    client = Client(server.url)
-    assert client.get("/healthz").status == 200
-    wires = [connection.transport.get_extra_info("socket") for connection in server.connections]
-    assert [wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for wire in wires] == [1]
 
 
 def test_a_line_is_told_for_each_request(serve):
