@@ -144,90 +144,6 @@ def test_shapes_that_do_not_broadcast_are_refused():
         bias(randn(6, 8), randn(7))
 
 
-PAIRS = [
-    (torch.bool, torch.bool), (torch.int8, torch.uint8), (torch.int64, torch.bfloat16),
-    (torch.bfloat16, torch.float16), (torch.float32, torch.bool), (torch.uint8, torch.float64),
-]  # fmt: skip
-
-
-@pytest.mark.long
-@on_each_device
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_promotes_as_torch(device, pair):
-    x, y = (torch.tensor([0, 1, 100], device=device).to(dtype) for dtype in pair)
-    for other in (y, y[1]):  # one without dimensions counts less
-        results = promoting(x, other)
-        for got, expected in zip(results, (x + other, x < other)):
-            assert got.dtype == expected.dtype
-            assert torch.equal(got, expected)
-
-
-@pytest.mark.long
-@on_each_device
-def test_the_order_of_promotions_matters(device):
-    def orders(a, b, c, h):
-        first, then = ((c + b) + a) // 7, ((c + a) + b) // 7
-        return first, then, a.int() // c.int(), b.int() // a, c.int() // a, a / h, torch.sqrt(a) + h
-
-    function = pointwise(orders)
-    a = torch.tensor([100, 100, 3], dtype=torch.int8, device=device)
-    b, c = torch.tensor(300, device=device), torch.tensor([True, True, True], device=device)
-    h = torch.tensor([0.3, 1.1, 7.7], dtype=torch.bfloat16, device=device)
-    for got, want in zip(function(a, b, c, h), orders(a, b, c, h)):
-        torch.testing.assert_close(got, want)
-
-
-def of_some_operands(a, b, c, alpha: float = 0.5):
-    return (
-        torch.add(a, b, alpha=alpha), torch.sub(a, b, alpha=2), torch.addcmul(a, b, c, value=alpha),
-        torch.addcdiv(a, b, c, value=3), torch.clamp(a, b, c), torch.nan_to_num(b, 0.5, 1.0, 2.0),
-    )  # fmt: skip
-
-
-@pytest.mark.long
-@on_each_device
-def test_operands_that_scale_or_replace_decide_on_no_dtype(device):
-    """The factors of add, sub, addcmul and addcdiv, and the numbers of nan_to_num."""
-    function = pointwise(of_some_operands)
-    for dtypes in (
-        (torch.float16, torch.int64, torch.float32), (torch.bfloat16, torch.uint8, torch.float64),
-    ):  # fmt: skip
-        for dims in range(8):
-            tensors = [
-                torch.tensor([3, 1] if dims >> i & 1 else 3, device=device).to(dtype)
-                for i, dtype in enumerate(dtypes)
-            ]
-            for got, wanted in zip(function(*tensors), of_some_operands(*tensors)):
-                torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.long
-def test_integers_stay_integers():
-    def integers(x, flag):
-        return F.relu6(x), torch.nan_to_num(x, 0.5, 1.0, 2.0), torch.add(x, flag, alpha=2)
-
-    x, flag = torch.tensor([-3, 5, 100], dtype=torch.int8), torch.tensor([True, False, True])
-    for got, wanted in zip(pointwise(integers)(x, flag), integers(x, flag)):
-        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
-    with pytest.raises(RuntimeError, match="argument alpha must not be a floating"):
-        pointwise(lambda x: torch.add(x, x, alpha=0.5))(x)
-
-
-@pytest.mark.long
-@on_each_device
-def test_the_dimensions_of_a_condition_count(device):
-    """A chosen number has them, although its dtype is that of the numbers without dimensions."""
-
-    def function(c, x, y, h):
-        return torch.where(c, x, y) + h, (x + y) + h
-
-    c = torch.tensor([True, False], device=device)
-    x, y = torch.tensor([100, 100], dtype=torch.int8, device=device)
-    h = torch.tensor(1000, dtype=torch.int32, device=device)
-    for got, wanted in zip(pointwise(function)(c, x, y, h), function(c, x, y, h)):
-        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
-
-
 @pytest.mark.long
 @on_each_device
 def test_numbers_are_arguments_of_one_kernel(device):
@@ -302,13 +218,6 @@ def test_a_number_in_place_of_a_tensor_compiles_to_one_graph(dynamic):
     for size, n in ((3, 2), (4, 5), (5, 0.5)):
         x = randn(size)
         torch.testing.assert_close(compiled(x, n), x * n + size / 2)
-
-
-@pytest.mark.long
-def test_functions_of_torch_by_the_names_that_symbols_see():
-    """Some functions of Torch are called otherwise than they are written."""
-    x = randn(50)
-    torch.testing.assert_close(pointwise(lambda x: F.logsigmoid(x) + x)(x), F.logsigmoid(x) + x)
 
 
 @pytest.mark.long
@@ -591,49 +500,6 @@ def test_the_derivative_of_what_becomes_an_integer_is_none():
     assert function.grad().formulas() == ["d_out * to((x * 7), i32)"]
 
 
-def through_integers(x, y):
-    return (
-        x * (x * 7).to(torch.int32), x + x.long(), x * x.bool(), (x * 8).round().char() * 0.125 * y,
-        torch.where(x > 0, x.int(), y.short()) * y, x - x.type(torch.int64).float(), (x > y) * x,
-        x.half().double() * x.byte(), x * x * y * (y * 3).int(),
-    )  # fmt: skip
-
-
-@pytest.mark.long
-@on_each_device
-def test_no_gradient_goes_through_integers(device):
-    values = (
-        torch.tensor([0.3, -1.7, 2.5], device=device),
-        torch.tensor([-0.6, 1.2, 3.4], device=device),
-    )
-    found = []
-    for function in (pointwise(through_integers), through_integers):
-        leaves = [value.clone().requires_grad_() for value in values]
-        total = sum((i + 1) * out.sum() for i, out in enumerate(function(*leaves)))
-        first = torch.autograd.grad(total, leaves, create_graph=True)
-        found.append((*first, *torch.autograd.grad((first[0] * first[1]).sum(), leaves)))
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize(
-    "device",
-    [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)],
-)
-def test_gradients_of_powers(device):
-    x = (randn(50, device=device, dtype=torch.float64).abs() + 0.1).requires_grad_()
-    assert torch.autograd.gradcheck(powers, (x,))
-    for got, exponent in zip(powers(x), EXPONENTS):
-        torch.testing.assert_close(got, x**exponent)
-
-
-EXPONENTS = (0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5, 7)
-
-
-@pointwise
-def powers(x):
-    return (*(x**exponent for exponent in EXPONENTS), 2.0**x, x**x)
-
-
 @pointwise
 def apart(x, b):
     return x * b, b * b
@@ -659,30 +525,6 @@ def test_more_dimensions_than_a_kernel_walks_over(device):
     torch.testing.assert_close(geglu(x, b), F.gelu(x) * b)
     with pytest.raises(RuntimeError, match="outputs of several shapes, and tensors that lie apart"):
         apart(x, b)
-
-
-@pointwise
-def whole_powers(x):
-    return x**2.0, x**2, torch.square(x)
-
-
-@pointwise
-def negative_powers(x):
-    return x**-2, x**-1
-
-
-@pytest.mark.long
-@on_each_device
-def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
-    for value in (torch.tensor([True, False]), torch.tensor([3, -2]), torch.tensor([0.5, -0.0])):
-        x = value.to(device)
-        expected = (x**2.0, x**2, torch.square(x))
-        for got, wanted in zip(whole_powers(x), expected):
-            assert got.dtype == wanted.dtype and torch.equal(got, wanted)
-    x = torch.tensor([0.0, -0.0, 2.0, torch.inf], device=device, requires_grad=True)
-    for got, wanted in zip(negative_powers(x), (x**-2, x**-1)):
-        both = (torch.autograd.grad(o.sum(), x, retain_graph=True)[0] for o in (got, wanted))
-        assert torch.equal(*both)
 
 
 @pytest.mark.long
