@@ -18,7 +18,6 @@ import jitkern
 from jitkern import testing
 from jitkern.compilers import compiler_for
 from jitkern.compilers.dependencies import read_list
-from jitkern.compilers.torch_extension import compile_and_link
 from jitkern.compilers.torch_extension.inline import Inline
 from jitkern.dropin import memo
 from jitkern.errors import NotCached
@@ -138,22 +137,6 @@ def test_another_checkout_has_its_own_computed_header(files, cache_dir):
             name[1]
         )
     assert len(entries(cache_dir)) == 2
-
-
-@pytest.mark.long
-def test_a_header_edited_in_mid_compile_is_compiled_again(files, monkeypatch):
-    folder = files(x_dot_h=value(1))
-    make = compile_and_link.make
-
-    def edited(*arguments):
-        built = make(*arguments)
-        files(x_dot_h=value(2))
-        monkeypatch.undo()
-        return built
-
-    monkeypatch.setattr(compile_and_link, "make", edited)
-    flags = {"extra_cflags": [f"-I{folder}"]}
-    assert module("drop_in_edited", "#include <x.h>", **flags).answer() == 2
 
 
 # What the key cannot cover is for Torch.

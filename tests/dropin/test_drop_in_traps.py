@@ -87,27 +87,6 @@ def test_a_library_that_is_missing_is_named(files, is_python_module):
         )  # fmt: skip
 
 
-def test_a_fork_waits_for_no_thread_of_its_parent(run_python):
-    code = """
-import os, threading
-from jitkern.loading import library
-held, over = threading.Event(), threading.Event()
-def hold():
-    with library.opening:
-        held.set()
-        over.wait()
-threading.Thread(target=hold).start()
-held.wait()
-pid = os.fork()
-if pid == 0:
-    os._exit(0 if library.opening.acquire(blocking=False) else 7)
-over.set()
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-    done = run_python(code)
-    assert done.stdout == "0\n", done.stderr
-
-
 @pytest.mark.long
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
     code = f"""
