@@ -95,16 +95,6 @@ def test_tritons_own_cache_is_not_used(build, tmp_path, monkeypatch):
     assert not (tmp_path / "home").exists()
 
 
-def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
-    (tmp_path / "helper.py").write_text(HEAD + "@triton.jit\ndef twice(x):\n    return 2 * x\n")
-    text = (
-        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom helper import twice\n"
-        + COPY.replace("* scale", "* twice(scale)")
-    )
-    with pytest.raises(CompileError, match="opens .*helper.py, which the cache key does not cover"):
-        build(text)
-
-
 OTHER = "V = tl.constexpr(2)\n"
 
 
@@ -257,15 +247,6 @@ def test_a_function_that_is_not_jit_is_refused(build):
         build(COPY.replace("@triton.jit\n", ""))
 
 
-def test_decorators_over_jit_leave_the_kernel_as_it_is(build):
-    text = COPY.replace(
-        "@triton.jit",
-        "@triton.autotune([triton.Config({'B': 64}, num_warps=4)], key=['n'])\n"
-        "@triton.heuristics({'EVEN': lambda args: args['n'] % args['B'] == 0})\n@triton.jit",
-    ).replace("B: tl.constexpr", "B: tl.constexpr, EVEN: tl.constexpr")
-    assert build(text, template=(("B", 64), ("EVEN", True))).manifest.meta["symbol"] == "k"
-
-
 DECORATED = "C = [triton.Config({'B': 64})]\nLIMIT = 9\n"
 TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
 
@@ -362,20 +343,6 @@ def test_a_variable_that_a_file_sets_is_its_own(build):
 
 
 @pytest.mark.long
-def test_an_edit_is_compiled_and_not_an_earlier_text(build):
-    common = build.folder / "common.py"
-    common.write_text(f"{HEAD}FACTOR = tl.constexpr(2.0)\n")
-    text = f"{HEAD}import common\n{COPY.removeprefix(HEAD)}"
-    text = text.replace("* scale", "* scale * common.FACTOR * 2.0")
-    cubins = {
-        build(text).read("kernel.cubin"),
-        build(text.replace("2.0", "7.0")).read("kernel.cubin"),
-    }
-    common.write_text(f"{HEAD}FACTOR = tl.constexpr(3.0)\n")
-    assert len(cubins | {build(text).read("kernel.cubin")}) == 3
-
-
-@pytest.mark.long
 def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
     head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom beside import V\n"
     found = []
@@ -437,30 +404,6 @@ def test_bytecode_of_a_text_of_same_size_and_time_is_not_taken(build, monkeypatc
                 py_compile.compile(str(path))
         cubins.append(build(None).read("kernel.cubin"))
     assert cubins[0] != cubins[1]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_new_worker")
-def test_a_module_that_comes_or_goes_is_imported_again(tmp_path, monkeypatch):
-    folder = tmp_path / "comes_and_goes"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    choice = "try:\n    from .fast import V\nexcept ImportError:\n    V = tl.constexpr(2.0)\n"
-    text = HEAD + choice + COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
-    (folder / "k.py").write_text(text)
-
-    def built():
-        source = Triton("k.py", folder=str(folder), package="comes_and_goes")
-        signature = ("*f32:16", "*f32:16", "i32", "f32")
-        variant = Variant("test::comes", source, "k", (("B", 64),), signature)
-        return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
-
-    without = built()
-    (folder / "fast.py").write_text("import triton.language as tl\nV = tl.constexpr(3.0)\n")
-    assert built() != without
-    (folder / "fast.py").unlink()
-    assert built() == without
 
 
 @pytest.mark.long
