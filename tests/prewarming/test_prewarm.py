@@ -8,14 +8,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import LONGEST, alive, one_in_four, until
+from helpers import one_in_four
 
 import jitkern
 from jitkern import config, jit, testing
@@ -283,35 +282,6 @@ def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monke
         patched.setattr(builder.Builder, "take", interrupt)
         assert cli("prewarm", package, "--jobs", jobs)[0] == 130
     assert child_process.run(["echo", "lives"]) == (0, "lives\n")
-
-
-SLOW = """#!/bin/sh
-echo $$ >> {folder}/pids
-sleep 600 &
-echo $! >> {folder}/pids
-wait
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("jobs", ["1", "3"])
-def test_a_ctrl_c_ends_all_compilers(package, tmp_path, jobs):
-    for name in ("cc", "c++"):
-        (tmp_path / name).write_text(SLOW.format(folder=tmp_path))
-        (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, "prewarm", package, "--jobs", jobs],
-        cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    pids = tmp_path / "pids"
-    count = 2 * int(jobs)
-    until(lambda: pids.exists() and len(pids.read_text().split()) == count, of=[process])
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=LONGEST)
-    assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False), err
-    until(lambda: not any(map(alive, map(int, pids.read_text().split()))))
 
 
 @pytest.mark.long

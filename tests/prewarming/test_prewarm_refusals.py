@@ -139,39 +139,6 @@ def test_what_a_launch_function_raises_is_told_with_its_line(package, statement,
     assert reason == f"{where}its launch function failed on sample 1: {raised}"
 
 
-@pytest.mark.parametrize("target", [CPU, f"--target={H100}"])
-def test_a_tensor_that_is_not_contiguous_fails_before_a_compile(package, target):
-    package.write("k.f(out, x[::2], 2, grid=1, block=32)")
-    code, (reason,) = package.prewarm(target)
-    assert code == 1
-    failed = f"{package.file}:8: its launch function failed on sample 1: `f` of {package.name}::f: "
-    assert f"{failed}argument 2 (`const float* x`) is not contiguous, with shape [2]" in reason
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
-@pytest.mark.long
-def test_a_misspelt_kernel_is_told_which_there_are(package, template):
-    package.write(f"k.g{template}(out, x, 1, grid=1, block=32)")
-    code, (reason,) = package.prewarm("--target", H100)
-    assert code == 1
-    assert "f.cu has no function `g`; it has: f" in reason
-
-
-@pytest.mark.long
-@needs_nvrtc
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
-def test_a_function_that_is_no_kernel_is_named(package, jobs, template):
-    text = CUDA.replace("__global__ ", "")
-    if template:
-        text = text.replace('extern "C"', "template <typename T>").replace("float", "T")
-    package.write(LAUNCH.replace("k.f", f"k.f{template}"), cuda=text)
-    code, (reason,) = package.prewarm("--target", H100, "--jobs", jobs)
-    assert code == 1
-    assert "f.cu is not a kernel: write `__global__` before its `void`" in reason
-
-
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.long
 def test_any_error_of_a_build_is_a_failed_row(package, compiler, jobs):

@@ -139,35 +139,24 @@ def recorded_line(op, args, device="cpu", kind="cc"):
     return json.dumps({"schema": 1, **fields}) + "\n"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "x",
-        "[]",
-        "{}",
-        '{"schema":2,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[]}',
-        '{"schema":1,"op":1,"module":"","device":"cpu","kind":"cc","args":[]}',
-        '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"tensor":"load"}]}',
-        '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"dtype":"nn"}]}',
-        recorded_line("a::b", 1).replace("[4]", "[-5]"),
-        "[" * 100000,
-    ],
-)
-def test_a_line_that_is_no_call_is_named(tmp_path, line):
-    path = tmp_path / "calls"
-    path.write_text(f"{line}\n")
-    with pytest.raises(DeclarationError, match=r"calls, line 1 is not a recorded call"):
-        record.read(path)
+OF_AN_OP = '"op":"a::b","module":"","device":"cpu","kind":"cc",'
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [('{"a":1}', 'it has no "schema"'), (recorded_line("a::b", 1).replace("float32", "f7"), "`f7` is not a dtype")],
+    [
+        ("x", ""), ("[]", ""), ("{}", ""), ("[" * 100000, ""), (f'{{"schema":2,{OF_AN_OP}"args":[]}}', ""),
+        ('{"schema":1,"op":1,"module":"","device":"cpu","kind":"cc","args":[]}', ""),
+        (f'{{"schema":1,{OF_AN_OP}"args":[{{"tensor":"load"}}]}}', ""),
+        (f'{{"schema":1,{OF_AN_OP}"args":[{{"dtype":"nn"}}]}}', ""),
+        (recorded_line("a::b", 1).replace("[4]", "[-5]"), ""), ('{"a":1}', ': .*it has no "schema"'),
+        (recorded_line("a::b", 1).replace("float32", "f7"), ": .*`f7` is not a"),
+    ],
 )  # fmt: skip
-def test_what_a_line_lacks_is_told_without_a_python_error(tmp_path, line, says):
+def test_a_line_that_is_no_call_is_named(tmp_path, line, says):
     path = tmp_path / "calls"
     path.write_text(f"{line}\n")
-    with pytest.raises(DeclarationError, match=f"line 1 is not a recorded call: .*{says}"):
+    with pytest.raises(DeclarationError, match=f"calls, line 1 is not a recorded call{says}"):
         record.read(path)
 
 
