@@ -129,13 +129,6 @@ def test_all_declared_ops_count():
     assert compile_cache_key.digest(OPS) != compile_cache_key.digest(dict(list(OPS.items())[:1]))
 
 
-@pytest.mark.long
-def test_another_value_of_a_name_is_not_answered_by_an_old_graph(compiled):
-    assert compiled(backward="SLOPE", SLOPE="1") == (1.0, False)
-    assert compiled(backward="SLOPE", SLOPE="1") == (1.0, True)
-    assert compiled(backward="SLOPE", SLOPE="3") == (3.0, False)
-
-
 VALUES = """
 import math, sys, types
 import torch

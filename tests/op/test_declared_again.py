@@ -99,20 +99,6 @@ def test_what_the_new_declaration_leaves_out_is_gone(notebook):
 
 
 @pytest.mark.long
-def test_a_gradient_of_the_new_declaration_counts(notebook):
-    notebook.declare("nb::gradient", 2)
-    op = notebook.globals["scale"]
-    op.backward(lambda grad, x: grad * 2)
-    x = torch.ones(3, requires_grad=True)
-    op(x).sum().backward()
-    notebook.declare("nb::gradient", 5)
-    op.backward(lambda grad, x: grad * 5)
-    y = torch.ones(3, requires_grad=True)
-    op(y).sum().backward()
-    assert (x.grad.tolist(), y.grad.tolist()) == ([2.0] * 3, [5.0] * 3)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("fusible", [False, True])
 def test_compiled_code_that_used_the_old_op_is_compiled_again(notebook, fusible):
     x = torch.arange(4.0)
@@ -136,14 +122,6 @@ def test_another_schema_is_refused_and_nothing_is_lost(notebook):
         )
     x = torch.ones(2)
     assert torch.equal(notebook.globals["scale"](x), x * 2)
-
-
-def test_one_run_of_a_module_declares_an_op_once(notebook):
-    with pytest.raises(DeclarationError, match="declared twice"):
-        notebook.run(
-            "from jitkern.declare import kernel\n"
-            "for _ in range(2):\n    kernel('nb::twice(Tensor x) -> Tensor')"
-        )
 
 
 def test_another_module_is_refused(notebook):
@@ -236,13 +214,6 @@ def test_a_background_build_of_the_old_declaration_never_serves(notebook):
         notebook.declare("nb::background", 3)
         for _ in range(20):
             assert torch.equal(op(x), x * 3)
-
-
-def test_ops_stay_as_they_were_in_the_registry(notebook):
-    notebook.declare("nb::registry", 2)
-    op = OPS["nb::registry"]
-    notebook.declare("nb::registry", 3)
-    assert OPS["nb::registry"] is op
 
 
 @pytest.mark.long

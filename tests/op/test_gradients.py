@@ -423,20 +423,3 @@ def test_symbolic_integers_stay_symbolic_at_the_autograd_key(declare):
     x = leaf()
     op(x, 2).sum().backward()
     assert torch.equal(x.grad, torch.full_like(X, 3))
-
-
-@pytest.mark.long
-def test_without_the_runtime_gradients_are_the_same(run_python, tmp_path):
-    (tmp_path / "kernels.cpp").write_text(KERNELS)
-    done = run_python(
-        "import torch\nfrom jitkern.declare import Cpp, kernel\nfrom jitkern.runtime.binding import runtime\n"
-        f"op = kernel('jitkern_test::cold(Tensor x) -> Tensor', cpu=Cpp({str(tmp_path / 'kernels.cpp')!r}))\n"
-        "@op.launch('cpu')\ndef _(k, x):\n    out = torch.empty_like(x)\n"
-        "    k.triple[{'T': x.dtype}](out, x, x.numel())\n    return out\n"
-        "assert runtime() is None\nx = torch.ones(2, requires_grad=True)\n"
-        "try: (op(x) + x).sum().backward()\nexcept RuntimeError as e: print(e)\n"
-        "op.backward(lambda grad: 3 * grad)\n(op(x) + x).sum().backward()\nprint(x.grad.tolist())\n"
-    )
-    said, grad = done.stdout.splitlines()
-    assert "a backward pass reached a call of this op" in said
-    assert grad == "[4.0, 4.0]"
