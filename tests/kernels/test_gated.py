@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 
 import jitkern.ops
 from benches.kernels.checks import Oracle, poison, widened
@@ -104,16 +104,6 @@ def test_gradients(device, name):
     x = torch.randn(3, 4, 6, dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradcheck(forward, (x,))
     assert torch.autograd.gradgradcheck(forward, (x,))
-
-
-@pytest.mark.gpu
-def test_calls_and_gradients_run_no_python():
-    for forward, backward in OPS.values():
-        x = torch.randn(2, 4, 64, dtype=torch.bfloat16, device="cuda")
-        out = served(forward, x, device="cuda")
-        served(backward, out, x, device="cuda")
-        served(backward, out.sum().expand(out.shape), x, device="cuda")
-        served(forward, x[:, :3], device="cuda")
 
 
 @pytest.mark.gpu

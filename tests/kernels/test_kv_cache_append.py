@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 
 from jitkern.ops import kv_cache_append
 
@@ -69,16 +69,6 @@ def test_parts_of_a_packed_qkv_are_read_where_they_lie(device):
             kv_cache_append(*rows, *pair, slots)
             for x, cache in zip(rows, pair):
                 assert torch.equal(cache.flatten(0, 1)[slots.long()], x)
-
-
-@pytest.mark.gpu
-def test_calls_are_served_from_c():
-    k, v = torch.randn(2, 4, 2, 64, dtype=torch.bfloat16, device="cuda")
-    slots = torch.arange(4, device="cuda")
-    scale = torch.ones(1, device="cuda")
-    for kind, scales in ((torch.bfloat16, ()), (FLOAT8, (scale, scale))):
-        pair = caches("HND", 1, 16, 2, 64, kind, "cuda")
-        served(kv_cache_append, k, v, *pair, slots, *scales, device="cuda")
 
 
 @each_device

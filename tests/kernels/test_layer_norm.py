@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 from row_calls import awkward, captured, each_device, each_device_and_dtype, elsewhere, right
 
 import jitkern.ops as ops
@@ -108,15 +108,6 @@ def test_nobody_pays_for_gradients_that_nobody_needs(device):
     for needs in ((True, False, False), (False, True, True), (True, True, False)):
         found = ops.layer_norm_backward(x, x, weight, weight, 1e-5, *needs)
         assert tuple(g is not None for g in found) == needs
-
-
-@pytest.mark.gpu
-def test_calls_run_no_python():
-    x = torch.randn(4, 64, dtype=torch.bfloat16, device="cuda")
-    weight = torch.randn(64, dtype=torch.bfloat16, device="cuda")
-    for args in ((x, weight, weight), (x, weight), (x,), (x[:, :33],)):
-        served(ops.layer_norm, *args, device="cuda")
-        served(ops.layer_norm_backward, args[0], *args, device="cuda")
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 from row_calls import captured, elsewhere
 
 from jitkern.launch.kernels import Kernels
@@ -214,13 +214,6 @@ def test_q_has_three_dimensions_or_four(device):
     q, *rest = made([30, 20], dtype=torch.bfloat16, d=128, device=device)
     for x, y in zip(paged_decode(q, *rest), paged_decode(q[:, 0], *rest)):
         assert torch.equal(x[:, 0], y)
-
-
-@pytest.mark.gpu
-def test_calls_are_served_from_c():
-    args = made([30, 20], dtype=torch.bfloat16, d=128, device="cuda")
-    served(paged_decode, *args, device="cuda")
-    served(paged_decode, *args, 0.2, 30.0, 64, torch.ones(8, device="cuda"), device="cuda")
 
 
 @each_device

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 from row_calls import (
     as_tuple,
     awkward,
@@ -178,23 +178,6 @@ def test_quantized_rows_of_zeros_and_of_nan(device):
         torch.testing.assert_close(
             (out.float() * scale)[2], torch.tensor([1.0, -1.0], device=device)
         )
-
-
-@pytest.mark.long
-@each_device
-def test_calls_run_no_python(device):
-    x = torch.randn(4, 64, dtype=torch.bfloat16, device=device)
-    weight = torch.randn(64, dtype=torch.bfloat16, device=device)
-    for args in ((x, weight), (x,), (x[:, :33],), (x[:, :33], weight[:33].contiguous())):
-        served(ops.rms_norm, *args, device=device)
-        served(ops.rms_norm_backward, args[0], *args, device=device)
-        if device == "cpu":  # the others have no kernel for it
-            continue
-        served(ops.add_rms_norm, args[0], *args, device=device)
-        served(ops.rms_norm_quantized, *args, device=device)
-        served(ops.add_rms_norm_quantized, args[0], *args, device=device)
-    served(ops.rms_norm_backward, x, x, weight, None, 1e-6, 0.0, True, False, device=device)
-    served(ops.rms_norm_backward, x, x, weight, x, 1e-6, 0.0, False, True, device=device)
 
 
 def test_what_does_not_fit_is_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 
 import jitkern.ops
 from benches.kernels.checks import Oracle, poison, widened
@@ -126,17 +126,6 @@ def test_the_gradient_turns_back(device, interleaved):
     torch.testing.assert_close(of_q, torch.autograd.grad(rope.run_reference(q, k, cos, sin, positions, interleaved)[0].sum(), q)[0])  # fmt: skip
     with pytest.raises(DeclarationError, match="`cos`, which has no gradient"):
         rope(q, k, cos.requires_grad_(), sin)[0].sum().backward()
-
-
-@pytest.mark.gpu
-def test_calls_and_gradients_run_no_python():
-    cos, sin = tables(8, 8, "cuda")
-    qkv = torch.randn(2, 8, 5, 16, dtype=torch.bfloat16, device="cuda")
-    positions = torch.arange(8, device="cuda")
-    for args in ((cos, sin), (cos, sin, positions, True)):
-        outs = served(rope, qkv[:, :, :3], qkv[:, :, 3:4], *args, device="cuda")
-        served(rope, *outs, *args, *(None, False)[len(args) - 2 :], True, device="cuda")
-        served(rope_, qkv[:, :, :3], qkv[:, :, 3:4], *args, device="cuda")
 
 
 def test_what_does_not_fit_is_refused():

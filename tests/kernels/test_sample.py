@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait
 
 from jitkern import ops
 from jitkern.kernels_src.sample.kernel import random_bits, weights
@@ -219,13 +219,6 @@ def test_rows_may_lie_anywhere(device):
         args = *state(device), 1.0, 20, 0.9
         assert torch.equal(ops.sample(x, *args), ops.sample(dense, *args))
         assert torch.equal(ops.sample_filter(x, *args[2:]), ops.sample_filter(dense, *args[2:]))
-
-
-@pytest.mark.gpu
-def test_calls_are_served_from_c():
-    x = torch.randn(3, 500, device="cuda")
-    served(ops.sample, x, *state("cuda"), 1.0, 40, 0.9, device="cuda")
-    served(ops.sample_filter, x, 1.0, 40, 0.9, device="cuda")
 
 
 @each_device

@@ -9,23 +9,7 @@ import jitkern.ops as ops
 pytestmark = pytest.mark.common_cache
 
 INF, NAN = float("inf"), float("nan")
-LENGTHS = (
-    1,
-    8,
-    33,
-    256,
-    781,
-    1024,
-    4001,
-    4096,
-    16384,
-    20000,
-    50257,
-    65536,
-    128256,
-    262143,
-    600_000,
-)
+LENGTHS = (1, 8, 33, 256, 781, 1024, 4001, 4096, 16384, 20000, 50257, 65536, 128256, 262143, 600_000)  # fmt: skip
 PAIRS = [
     pytest.param(ops.softmax, ops.softmax_backward, id="softmax"),
     pytest.param(ops.log_softmax, ops.log_softmax_backward, id="log_softmax"),
