@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import jitkern.ops
-from benches.common import of_kind
 from jitkern import jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
@@ -31,19 +30,6 @@ _number = itertools.count()
 
 programs_of = partial(helpers.programs_of, device="cuda")
 served = partial(helpers.served, device="cuda")
-
-
-@pytest.mark.parametrize("kind", ["nvrtc", pytest.param("triton", marks=helpers.needs_triton)])
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 16), (7, 17), (3, 1000), (2, 1025), (0, 8), (4, 1)])
-def test_shapes_and_alignments_have_variants_of_their_own(kind, offset, shape):
-    softmax, vec_add = (
-        of_kind(op, "cuda", kind) for op in (jitkern.ops.softmax, jitkern.ops.vec_add)
-    )
-    flat = torch.randn(shape[0] * shape[1] + offset, device="cuda")
-    x = flat[offset:].view(shape)
-    torch.testing.assert_close(served(softmax, x), torch.softmax(x, -1))
-    assert torch.equal(served(vec_add, x, x), x + x)
 
 
 def test_capture_and_replay_by_stub():
@@ -123,29 +109,6 @@ def test_a_variant_serves_only_the_device_it_was_traced_for():
     served_on = {index for _, (_, index, *_) in known}
     assert torch.cuda.current_device() in served_on
     assert served_on <= set(range(torch.cuda.device_count()))
-
-
-def test_gradients_flow_through_stubs():
-    x = torch.randn(4, 5, device="cuda", dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(jitkern.ops.softmax, (x,))
-    assert torch.autograd.gradgradcheck(jitkern.ops.softmax, (x,))
-    plain = x.detach()
-    expected = torch.func.grad(lambda t: torch.softmax(t, -1).pow(3).sum())(plain)
-    actual = torch.func.grad(lambda t: jitkern.ops.softmax(t).pow(3).sum())(plain)
-    torch.testing.assert_close(actual, expected)
-    torch.testing.assert_close(torch.vmap(jitkern.ops.softmax)(plain), torch.softmax(plain, -1))
-
-
-def test_a_call_without_need_of_a_gradient_asks_no_python():
-    x = torch.randn(4, 5, device="cuda")
-    served(jitkern.ops.softmax, x)
-    entered = []
-    sys.setprofile(lambda frame, event, _: entered.append(frame) if event == "call" else None)
-    try:
-        torch.ops.jitkern.softmax.default._op(x)
-    finally:
-        sys.setprofile(None)
-    assert not entered
 
 
 def test_inductor_fuses_what_is_fusible_and_calls_the_rest():
