@@ -30,26 +30,9 @@ PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = dict(
     re.findall(r"^## `jitkern ([\w ]+)`\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
 )
-CACHE = [
-    "dir",
-    "ls",
-    "show",
-    "verify",
-    "explain",
-    "stats",
-    "prune",
-    "clear",
-    "pack",
-    "unpack",
-    "sign",
-    "keygen",
-]
+CACHE = ["dir", "ls", "show", "verify", "explain", "stats", "prune", "clear", "pack", "unpack", "sign", "keygen"]  # fmt: skip
 REMOTE = ["push", "pull", "ls"]
-OWN = [
-    *commands.COMMANDS,
-    *(f"cache {verb}" for verb in CACHE),
-    *(f"remote {verb}" for verb in REMOTE),
-]
+OWN = [*commands.COMMANDS, *(f"cache {verb}" for verb in CACHE), *(f"remote {verb}" for verb in REMOTE)]  # fmt: skip
 numbers = itertools.count()
 BROKEN = 'extern "C" void scale(T* out, const T* x, double alpha, long long n) { nonsense; }\n'
 
