@@ -10,7 +10,6 @@ import shutil
 import sys
 import types
 
-import numpy as np
 import pytest
 import torch
 from helpers import declared
@@ -18,14 +17,11 @@ from torch.nn import functional as F
 
 import jitkern.ops
 from benches import profile
-from benches.kernels import __main__ as command, bench, bench_op, checks, peers, report
-from benches.kernels.shapes import Shape, named_shapes, random_like, shapes_of
-from benches.kernels.subject import Subject, subject_of, subjects_of
-from jitkern.cli.parser import UsageError
-from jitkern.declare import kernel
+from benches.kernels import __main__ as command, bench, bench_op, checks, peers
+from benches.kernels.shapes import Shape, named_shapes
+from benches.kernels.subject import subject_of, subjects_of
 from jitkern.devtools import timing
 from jitkern.devtools.roofline import Bandwidth
-from jitkern.errors import DeclarationError
 
 needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 SMALL = {"small": ("f32[8, 1000]",)}
@@ -94,17 +90,6 @@ def test_an_op_and_its_reference_are_timed_forward_and_backward():
 
 @pytest.mark.long
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_softmax_of_a_whole_vocabulary_is_right(dtype):
-    """Its terms were once added in float32, where each small one was rounded."""
-    x = torch.full((1, 128256), -9.7, dtype=dtype)
-    x[0, 0] = 0
-    result = measured(jitkern.ops.softmax, [Shape("vocabulary", lambda: (x,))])
-    assert [row.note for row in result.rows] == [""] * 4
-
-
-@pytest.mark.long
-@needs_compiler
 @pytest.mark.parametrize("body", [THRICE, ""], ids=["wrong", "writes nothing"])
 def test_a_wrong_result_has_no_time_but_the_reason(times, body):
     result = measured(times(body))
@@ -143,75 +128,6 @@ def test_a_peer_that_fails_is_named_and_stops_no_other(times, monkeypatch):
     assert rows["jitkern"].wall_us > 0 and rows["eager"].wall_us > 0
 
 
-class Overwriting(torch.autograd.Function):
-    """Twice the argument; the backward writes the gradient over the argument, as Liger's does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return x.detach().copy_(2 * grad)
-
-
-@pytest.mark.long
-@needs_compiler
-def test_a_peer_that_writes_over_its_arguments_disturbs_no_other(times, monkeypatch):
-    op = times(TWICE)
-    op.backward(lambda grad: 2 * grad)
-    ours = peers.Contender("jitkern", op)
-    other = peers.Contender("liger", Overwriting.apply)
-    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [other, ours])
-    x = torch.randn(8, 1000)
-    result = measured(op, [Shape("small", lambda: (x,))])
-    rows = rows_of(result, "backward")
-    assert [row.note for row in rows.values()] == ["", ""] and rows["liger"].wall_us > 0
-    kept = x.clone()
-    measured(op, [Shape("small", lambda: (x,))])
-    assert torch.equal(x, kept)
-
-
-@pytest.mark.long
-@needs_compiler
-def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
-    def call(x):
-        raise peers.Unsupported("it has no float32")
-
-    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [peers.Contender("cupy", call)])
-    result = measured(times(TWICE))
-    assert result.rows == [] and result.left_out["cupy"] == "it has no float32"
-
-
-@pytest.mark.long
-@needs_compiler
-def test_without_a_cost_there_is_no_rate(times):
-    op = times(TWICE)
-    result = measured(op)
-    assert rows_of(result)["jitkern"].wall_us > 0 and rows_of(result)["jitkern"].gbs is None
-    assert f"add `@{op.__name__}.cost`" in result.left_out[f"GB/s of {op.name}"]
-    op.cost(lambda x: (2 * x.nbytes, x.numel()))
-    assert rows_of(measured(op))["jitkern"].bytes == 2 * 8 * 1000 * 4
-
-
-@pytest.mark.long
-@needs_compiler
-def test_a_function_with_an_op_is_called_itself(times):
-    class Composed:
-        op = times(TWICE)
-        calls = 0
-
-        def __call__(self, x):
-            Composed.calls += 1
-            return self.op(x)
-
-    result = measured(Composed())
-    assert Composed.calls > 3
-    assert rows_of(result)["jitkern"].wall_us
-
-
 @pytest.mark.long
 @needs_compiler
 def test_what_an_op_changes_is_compared(tmp_path):
@@ -246,28 +162,6 @@ def test_a_reference_without_float64_is_compared_with_itself(times):
     assert rows_of(measured(op))["jitkern"].note.startswith("wrong: ")
 
 
-@pytest.mark.long
-@needs_compiler
-def test_a_shape_that_the_reference_refuses_is_named(times):
-    op = times(TWICE)
-
-    def reference(x):
-        assert x.dim() == 1, "one dimension"
-        return 2 * x
-
-    op.reference(reference)
-    result = measured(op, ["f32[2, 3]", "f32[6]"])
-    refused, right = [row for row in result.rows if row.who == "jitkern"]
-    assert refused.note == "nothing to compare with: AssertionError: one dimension"
-    assert right.wall_us > 0 and not right.note
-
-
-def test_an_op_without_a_reference_is_refused():
-    op = kernel("benched::alone(Tensor x) -> Tensor")
-    with pytest.raises(DeclarationError, match=r"no reference to compare with: add `@alone.ref"):
-        measured(op)
-
-
 # ------------------------------------------------------------------------------ the command line
 
 
@@ -296,18 +190,6 @@ def test_the_command_prints_json_and_writes_a_table_and_plots(tmp_path, capsys):
     assert "softmax forward" in drawn and "copy: 100 GB/s" in drawn and output["device"] in drawn
     assert (tmp_path / "softmax_cpu.png").read_bytes().startswith(b"\x89PNG")
     assert "liger" not in err, "only eager was asked for"
-
-
-@pytest.mark.long
-@needs_compiler
-def test_the_command_names_once_what_is_left_out(capsys, monkeypatch):
-    monkeypatch.setattr(peers, "BUILT_IN", ("jitkern", "eager"))
-    options = ["--device", "cpu", "--quick", "--rounds", "1", "--direction", "forward"]
-    assert command.main(["softmax", *options, "--shapes", "f32[8, 100]", "f32[3, 7]"]) == 0
-    out, err = capsys.readouterr()
-    assert out.count("jitkern  ") == 2 and "f32[3, 7]" in out and "of copy" in out
-    assert err.count("liger is left out: its kernels are for CUDA devices") == 1
-    assert "softmax forward f32[8, 100]" in err
 
 
 @pytest.mark.long
@@ -348,53 +230,7 @@ def test_a_cold_first_call_is_timed_in_a_process_of_its_own():
     assert not rows["jitkern"].note
 
 
-@pytest.mark.long
-@needs_compiler
-def test_an_op_that_no_other_process_finds_has_no_first_call(times):
-    result = measured(times(TWICE), cold=True)
-    assert "declare it in one that can be imported" in result.left_out["first calls"]
-    assert rows_of(result)["jitkern"].wall_us > 0
-
-
 # ------------------------------------------------------------------------------ shapes and peers
-
-
-def test_the_shapes_of_models_have_names():
-    softmax = subject_of(jitkern.ops.softmax)
-    shapes = named_shapes(softmax, "cuda", "bf16")
-    texts = {name: shape.text for name, shape in shapes.items()}
-    assert texts["8B-hidden"] == "bf16[8192, 4096]" and texts["70B-mlp"] == "bf16[8192, 28672]"
-    assert texts["vocabulary"] == "bf16[8192, 128256]" and texts["row-1024"] == "bf16[32768, 1024]"
-    adds = named_shapes(subject_of(jitkern.ops.vec_add), "cuda", "f16")
-    assert adds["long"].text == "f16[268435456], f16[268435456]"
-    assert [s.name for s in shapes_of(softmax, "cpu", names=["all"])] == [
-        s.name for s in named_shapes(softmax, "cpu", "f32").values()
-    ]
-
-
-def test_a_composed_function_has_the_shapes_of_pointwise_ops():
-    class Composed:
-        op = kernel("benched::composed(Tensor gate, Tensor up, float alpha) -> Tensor")
-
-    shapes = shapes_of(subject_of(Composed()), "cuda", names=["8B-mlp"])
-    assert shapes[0].text == "bf16[8192, 14336], bf16[8192, 14336], 0.5"
-
-
-def test_an_unknown_op_is_measured_on_its_samples():
-    op = kernel("benched::sampled(Tensor x, float alpha=2.0) -> Tensor")
-    with pytest.raises(UsageError, match="has no samples to measure"):
-        shapes_of(subject_of(op), "cpu")
-    op.samples(lambda device: iter([torch.zeros(0), torch.ones(3, 4), (torch.ones(4, 3).T, 1.0)]))
-    first, second = shapes_of(subject_of(op), "cpu")
-    assert first.name == "sample 2 f32[3, 4]" and first.make()[0].shape == (3, 4)
-    assert second.make()[0].stride() == (1, 3)
-
-
-def test_random_arguments_keep_shape_and_dtype():
-    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
-        value = random_like(torch.empty(3, 5, dtype=dtype, device="meta"), "cpu")
-        assert value.shape == (3, 5) and value.dtype == dtype and value.device.type == "cpu"
-    assert random_like(2.5, "cpu") == 2.5
 
 
 def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch):
@@ -406,17 +242,6 @@ def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch):
         "quack": "there is no package `quack` here",
         "flashinfer": "there is no package `flashinfer` here",
     }
-
-
-def test_a_peer_that_cannot_be_imported_is_left_out(monkeypatch):
-    def make():
-        raise ImportError("libfast.so is missing")
-
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setitem(peers.ADAPTERS, "softmax", (peers.Adapter("fast", "fast", make),))
-    contenders = peers.Peers(subject_of(jitkern.ops.softmax), "cuda", ["eager", "fast"])
-    assert contenders.left_out == {"fast": "fails with fast: ImportError: libfast.so is missing"}
-    assert [c.name for c in contenders.of_shape()] == ["jitkern", "eager"]
 
 
 @pytest.fixture
@@ -473,39 +298,6 @@ def test_peers_are_called_with_their_own_parameters(name, others):
     for adapter in peers.ADAPTERS[subject.name]:
         if adapter.package != "torch":
             torch.testing.assert_close(subject.results(adapter.make(), args), expected)
-
-
-def test_a_peer_leaves_out_calls_that_it_does_not_know(others):
-    for adapter in peers.ADAPTERS["softmax"]:
-        for dim, scale in ((0, 1.0), (-1, 2.0)):
-            with pytest.raises(peers.Unsupported):
-                adapter.make()(torch.ones(3, 4), dim, scale)
-
-
-@needs_compiler
-@pytest.mark.long
-def test_a_peer_that_fails_is_named_with_its_version(monkeypatch):
-    adapter = peers.Adapter("other", "numpy", lambda: lambda x: x, differentiable=False)
-    monkeypatch.setitem(peers.ADAPTERS, "softmax", (adapter,))
-    subject = subject_of(jitkern.ops.softmax)
-    contender = peers.Peers(subject, "cuda", ["other"]).of_shape()[-1]
-    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [contender])
-    (row,) = measured(jitkern.ops.softmax, directions=["forward"]).rows
-    assert row.note.startswith(f"fails with numpy {np.__version__}: TypeError: ")
-    assert "takes 1 positional argument but 3 were given" in row.note
-
-
-def test_compiled_peers_share_no_code():
-    one, other = peers.of_its_own(torch.add), peers.of_its_own(torch.add)
-    assert one.__code__ is not other.__code__
-    assert one(1, 2) == other(1, other=2) == 3
-
-
-def test_ops_and_attributes_of_modules_are_found():
-    softmax, again = subjects_of(["softmax", "jitkern.ops:softmax"])
-    assert softmax.op is again.op is jitkern.ops.softmax
-    assert softmax.spec == "jitkern.kernels_src.softmax.kernel:softmax"
-    assert again.spec == "jitkern.ops:softmax" and isinstance(again, Subject)
 
 
 # ------------------------------------------------------------------------------ what is right
@@ -608,12 +400,6 @@ def test_a_trace_has_a_range_for_each_pass(tmp_path, capsys):
     assert not any(name.startswith("softmax ") for name in named)
 
 
-def test_a_trace_of_several_ops_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        profile.main(["jitkern", "--device", "cpu"])
-    assert "ops: name one" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------------------ on a GPU
 
 
@@ -639,18 +425,3 @@ def test_on_a_gpu_compiled_peers_are_captured_in_both_directions():
     assert len(result.rows) == 16
     for row in result.rows:
         assert not row.note and row.kernel_us > 0 and row.wall_us > 0
-
-
-@pytest.mark.gpu
-def test_a_trace_of_a_gpu_has_its_kernels(tmp_path, capsys):
-    trace = tmp_path / "trace.json"
-    options = ["--device", "cuda", "--shape", "f32[8, 100]", "--rounds", "2", "--json"]
-    assert profile.main(["softmax", *options, "--trace", str(trace)]) == 0
-    kernels = json.loads(capsys.readouterr().out.splitlines()[-1])["kernels"]
-    assert any("softmax" in kernel["name"] and kernel["calls"] == 2 for kernel in kernels)
-    assert "softmax forward 1" in trace.read_text()
-
-
-@pytest.mark.gpu
-def test_files_are_named_after_the_model_of_the_gpu():
-    assert report.file_stem("ns::op", "cuda").startswith("ns-op_")

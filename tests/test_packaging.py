@@ -39,6 +39,9 @@ def test_a_wheel_has_each_file_of_the_package(built):
     clone = built[0]
     (wheel,) = (clone / "wheel").iterdir()
     names = zipfile.ZipFile(wheel).namelist()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc", ".cubin"))]
+    assert not [name for name in names if name.startswith(("tests", "benches"))]
     folders = {
         "jitkern": "jitkern",
         "kernels_src": "jitkern/kernels_src",
