@@ -19,7 +19,6 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle as bundles
 from jitkern.cache_tools.signing import keygen
 from jitkern.files import signature
-from jitkern.remote import layout
 from jitkern.remote.index import Index
 from jitkern.service import catalog
 
@@ -113,20 +112,6 @@ def test_a_bundle_is_found_by_its_name(client):
     found = figures(client.get("/metrics").body)
     assert found["jitkern_serve_hits_total"] == 4  # the index, too
     assert found["jitkern_serve_misses_total"] == 1
-
-
-@pytest.mark.long
-def test_large_entries_have_bundles_of_their_own(client, monkeypatch):
-    client.build(VEC_ADD)
-    monkeypatch.setattr(layout, "LARGE_ENTRY", 1)
-    assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1]
-
-
-@pytest.mark.long
-def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
-    monkeypatch.setattr(layout, "FULL_BUNDLE", 2)
-    client.build(VEC_ADD)
-    assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1]
 
 
 @pytest.mark.long

@@ -18,54 +18,12 @@ from served import end, serving
 
 from jitkern.remote.index import Index
 
-# What a machine does that misses a kernel: without a compiler, and by the standard library alone.
-MACHINE_WITHOUT_TOOLS = """
-import json, os, subprocess, sys, urllib.request
-import torch, jitkern.ops
-from jitkern import config
-from jitkern.target import Target
-
-x = torch.arange(999.0)
-with config.using(fallback="reference", record="calls"):
-    jitkern.ops.vec_add(x, x)
-call = open("calls").read().strip()
-body = json.dumps({"schema": 1, "call": call, "targets": [str(Target.current("cpu"))], "want": []})
-request = urllib.request.Request(sys.argv[1] + "/v1/build", body.encode())
-open("answer.tar", "wb").write(urllib.request.urlopen(request, timeout=250).read())
-"""
-THEN = """
-import torch, jitkern.ops
-from jitkern.runtime import specializer
-
-x = torch.arange(999.0)
-assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
-specializer.settle()
-slot = jitkern.ops.vec_add.backends["cpu"].implementation.programs
-before = slot.misses
-assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
-print(jitkern.stats()["compiles"], slot.misses - before)
-"""
-
 
 def jitkern(*arguments, cwd, **environment):
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], cwd=cwd, env={**os.environ, **environment},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-
-
-@pytest.mark.long
-def test_a_machine_without_a_toolchain_computes_with_bundles(tmp_path):
-    other = {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "PATH": "", "JITKERN_COMPILE": "never"}
-    with serving("jitkern", cwd=tmp_path) as (process, url):
-        done = jitkern("-c", MACHINE_WITHOUT_TOOLS, url, cwd=tmp_path, **other)
-        assert done.returncode == 0, done.stderr
-        code, err = end(process, signal.SIGTERM)
-        assert (code, "SIGTERM: stopped after its builds" in err) == (0, True)
-    done = jitkern("-m", "jitkern", "cache", "unpack", "answer.tar", cwd=tmp_path, **other)
-    assert done.returncode == 0, done.stderr
-    done = jitkern("-c", THEN, cwd=tmp_path, **other)
-    assert done.stdout == "0 0\n", done.stderr
 
 
 @pytest.mark.long
