@@ -159,14 +159,6 @@ def test_remove_makes_room(cache, key):
     assert publish(cache, key, b"new").read("out.so") == b"new"
 
 
-def test_a_root_that_is_a_file_says_so(tmp_path, key):
-    (tmp_path / "cache").write_text("")
-    cache = Cache(tmp_path / "cache")
-    assert cache.find(key) is None
-    with pytest.raises(CacheError, match=r"cache is a file; remove it, or point JITKERN_CACHE_DIR"):
-        publish(cache, key)
-
-
 @pytest.mark.parametrize(
     ("code", "says"),
     [
