@@ -140,6 +140,27 @@ def until(happened: Callable[[], Any], *, of: Iterable[Any] = ()) -> Any:
     return found
 
 
+def run_threads(*works: Callable[[], object]) -> None:
+    """Run these together; what they raise is raised here."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(works))
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            barrier.wait()
+            work()
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs, of this one's children or not."""
     try:

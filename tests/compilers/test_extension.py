@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import LONGEST, alive, until
+from helpers import LONGEST, alive, run_threads, until
 
 from jitkern import config, jit
 from jitkern.compilers.cuda import toolkit
@@ -270,11 +270,7 @@ def test_no_more_compilers_run_at_once_than_there_are_jobs(two, compiler_script)
             errors.append(e)
 
     with config.using(jobs=1, cxx=compiler_script(script)):
-        threads = [threading.Thread(target=build, args=(f"test::{n}",)) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(*(partial(build, f"test::{n}") for n in range(2)))
     assert not errors
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import threading
 
 import pytest
 import torch
+from helpers import run_threads
 
 from jitkern import pointwise
 from jitkern.op.all_ops import all_ops, ops_named
@@ -66,11 +66,7 @@ def test_equal_functions_are_one_op_and_others_are_others():
 def test_threads_declare_one_op():
     function = pointwise(lambda x: x + 123)
     ops = []
-    threads = [threading.Thread(target=lambda: ops.append(function.op)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[lambda: ops.append(function.op)] * 8)
     assert len(ops) == 8
     assert set(map(id, ops)) == {id(function.op)}
 

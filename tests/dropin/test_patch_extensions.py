@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import run_threads
 from inline_modules import MODULE, value
 from torch.utils import cpp_extension
 
@@ -142,11 +143,7 @@ def test_threads_may_patch_and_undo_at_once():
                 ours.add(cpp_extension.load)
                 barrier.wait()
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 8)
     assert len(ours) <= 50 and not ours & {*TORCHS.values()}
     assert {name: getattr(cpp_extension, name) for name in NAMES} == TORCHS
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from functools import partial
 
 import helpers
 import pytest
 import torch
+from helpers import run_threads
 
 from jitkern.declare import Cuda, kernel
 from jitkern.errors import LaunchError
@@ -128,11 +128,7 @@ def test_streams_and_threads_share_no_workspace(declared):
             wrong.extend(r.item() for r in results if r.item() != 1 << 20)
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 6)
     assert not wrong
 
 

@@ -6,13 +6,13 @@ import itertools
 import shutil
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
 import helpers
 import pytest
 import torch
+from helpers import run_threads
 
 import jitkern.ops
 from jitkern import jit
@@ -75,11 +75,7 @@ def test_threads_from_cold_agree():
             if not torch.equal(jitkern.ops.vec_add(x, x), x + x):
                 wrong.append(shape)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, seed) for seed in range(8)))
     assert not wrong
 
 

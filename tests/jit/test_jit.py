@@ -5,10 +5,11 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import LONGEST
+from helpers import LONGEST, run_threads
 
 from jitkern import compilers, config, jit, testing
 from jitkern.cache import events, lock
@@ -152,11 +153,7 @@ def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
 
 def test_threads_compile_once(compiler, variant, target):
     compiler.during = lambda: threading.Event().wait(0.05)
-    threads = [threading.Thread(target=jit.ensure, args=(variant, target)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[partial(jit.ensure, variant, target)] * 8)
     assert len(compiler.compiles) == 1
 
 
@@ -164,11 +161,7 @@ def test_variants_compile_side_by_side(compiler, variant, target):
     meet = threading.Barrier(2, timeout=LONGEST)
     compiler.during = meet.wait
     other = variant._replace(template=(("T", "f64"),))
-    threads = [threading.Thread(target=jit.ensure, args=(v, target)) for v in (variant, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(jit.ensure, v, target) for v in (variant, other)))
     assert len(list(jit.open_cache().entries())) == 2
 
 

@@ -3,14 +3,13 @@
 import itertools
 import os
 import resource
-import threading
 import weakref
 from ctypes import c_longlong, c_void_p
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import needs_nvrtc, programs_of, served
+from helpers import needs_nvrtc, programs_of, run_threads, served
 
 from jitkern import testing
 from jitkern.declare import Cpp, Cuda, kernel
@@ -96,11 +95,7 @@ def test_threads_share_no_workspace(on_cpu):
     def work():
         wrong.extend(n for n in range(1, 60) if op(x, 37 * n).item() != 199_990_000)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 6)
     assert not wrong and programs_of(op).misses == 1
 
 

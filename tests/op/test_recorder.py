@@ -1,11 +1,11 @@
 """Calls that C++ records for Autograd: that it does, what it keeps, and what it leaves to Python."""
 
 import gc
-import threading
 import weakref
 
 import pytest
 import torch
+from helpers import run_threads
 
 from jitkern import testing
 from jitkern.config import background
@@ -224,11 +224,7 @@ def test_threads_record_and_differentiate_side_by_side(scale):
             if not (torch.equal(g, h) and g.tolist() == [3.0, 3.0]):
                 failed.append((g, h))
 
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[train] * 4)
     assert not failed
 
 

@@ -7,10 +7,11 @@ import os
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 import torch
-from helpers import LONGEST
+from helpers import LONGEST, run_threads
 
 from jitkern import config, testing
 from jitkern.cache import events
@@ -451,23 +452,12 @@ def test_background_keeps_the_reference_with_gradients(declare):
 @pytest.mark.long
 def test_threads_make_their_first_calls_together(declare):
     ops = [declare() for _ in range(100)]
-    errors = []
-    barrier = threading.Barrier(8)
 
     def work(number):
-        barrier.wait()
         for op in ops[number:] + ops[:number]:
-            try:
-                assert torch.equal(op(X, 3.0), 3 * X)
-            except Exception as e:  # noqa: BLE001
-                errors.append(e)
+            assert torch.equal(op(X, 3.0), 3 * X)
 
-    threads = [threading.Thread(target=work, args=(i * 12,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    run_threads(*(partial(work, i * 12) for i in range(8)))
 
 
 @pytest.mark.long

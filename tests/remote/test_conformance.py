@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 
 import pytest
-from helpers import LONGEST
+from helpers import run_threads
 from stocked import CPU, everything, names, stock
 
 from jitkern.cache.store import Cache
@@ -76,22 +76,17 @@ def test_sizes_and_ages_are_told_by_listings_and_looks(store):
 @pytest.mark.parametrize("verb", ["create", "replace"])
 def test_one_of_eight_wins_a_race(store, verb):
     for attempt in range(5):
-        name, barrier, won = f"v1/race/{attempt}", threading.Barrier(8), []
+        name, won = f"v1/race/{attempt}", []
         if verb == "replace":
             store.create(name, b"old")
             tag = store.get(name, limit=LIMIT).tag
         write = store.create if verb == "create" else lambda name, data, tag=tag: store.replace(name, data, tag)  # fmt: skip
 
-        def race(number, name=name, barrier=barrier, won=won, write=write):
-            barrier.wait(LONGEST)
+        def race(number, name=name, won=won, write=write):
             if write(name, b"%d" % number):
                 won.append(b"%d" % number)
 
-        threads = [threading.Thread(target=race, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(*(partial(race, i) for i in range(8)))
         assert [store.get(name, limit=LIMIT).data] == won
 
 
@@ -132,22 +127,9 @@ def test_sixteen_pushes_at_once_lose_nothing(store, tmp_path):
         unsigned=True,
     )
     caches = [stock(Cache(tmp_path / f"{i}", fsync=False), f"package{i}") for i in range(1, 17)]
-    barrier, errors = threading.Barrier(len(caches)), []
-
-    def push(cache):
-        chosen = everything(cache)
-        barrier.wait(LONGEST)
-        try:
-            publish.push(cache, chosen, store, unsigned=True)
-        except Exception as e:
-            errors.append(e)
-
-    threads = [threading.Thread(target=push, args=(cache,)) for cache in caches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    run_threads(
+        *(partial(publish.push, c, everything(c), store, unsigned=True) for c in caches),
+    )
     machine = f"{CPU}-linux_x86_64"
     index = read_index(store, machine)[0]
     packages = [bundle.package for bundle in index.bundles]

@@ -8,9 +8,11 @@ import functools
 import http.server
 import itertools
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers import run_threads
 from stocked import everything
 from web_servers import Server, closed_port, digests, fill, put, static
 
@@ -244,17 +246,14 @@ def test_a_bundle_without_what_its_index_says_is_asked_once(
 
 def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, target, in_a_remote):
     variants = in_a_remote(8)
-    start, wanted = threading.Barrier(8), []
+    wanted = []
 
     def work(variant, url):
         with trusting(url):
-            start.wait()
             wanted.append(jit.ensure(variant, target))
 
     with Server(static(tmp_path / "remote")) as server:
-        threads = [threading.Thread(target=work, args=(v, server.url)) for v in variants]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        run_threads(*(partial(work, v, server.url) for v in variants))
         assert len(wanted) == 8 and len(server.requests) == 2
     assert not compiler.compiles
 

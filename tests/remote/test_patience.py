@@ -7,10 +7,11 @@ import itertools
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import web_servers as servers
-from helpers import LONGEST
+from helpers import LONGEST, run_threads
 from web_servers import Server, closed_port, said, static
 
 from jitkern import config, jit
@@ -219,9 +220,7 @@ def test_a_crowd_that_gets_503_compiles_nothing_in_the_budget(filled, compiler, 
             done.append(jit.ensure(variant, target))
 
     with Server(busy) as server:
-        threads = [threading.Thread(target=work, args=(n, server.url)) for n in range(16)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        run_threads(*(partial(work, n, server.url) for n in range(16)))
     assert len(done) == 16 and not compiler.compiles
 
 

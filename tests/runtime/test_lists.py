@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
+from functools import partial
 
 import pytest
 import torch
 from calls_of_ops import misses, warmed
-from helpers import programs_of
+from helpers import programs_of, run_threads
 
 from jitkern import config
 from jitkern.errors import LaunchError
@@ -438,9 +438,5 @@ def test_threads_call_with_lists_of_their_own(total):
             if float(total(xs)) != sum(x.numel() for x in xs):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, i) for i in range(4)))
     assert not wrong

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 
 import pytest
 import torch
 from calls_of_ops import WAYS, X, misses, through, warmed
-from helpers import LONGEST, programs_of
+from helpers import LONGEST, programs_of, run_threads
 
 from jitkern.runtime import binding, specializer
 
@@ -26,26 +25,6 @@ extern "C" void meet(long* together, long* entered, long seconds) {
 
 
 # ------------------------------------------------------------------ threads and forks
-
-
-def run_threads(*works):
-    """Run these together; what they raise is raised here."""
-    errors, barrier = [], threading.Barrier(len(works))
-
-    def run(work):
-        try:
-            barrier.wait()
-            work()
-        except BaseException as e:
-            errors.append(e)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.fixture

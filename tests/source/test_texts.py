@@ -4,11 +4,11 @@ import linecache
 import multiprocessing
 import os
 import re
-import threading
+from functools import partial
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, run_threads
 
 import jitkern
 from jitkern import jit
@@ -214,22 +214,11 @@ def test_what_decorators_of_a_cell_declare_is_in_the_text():
 
 
 def test_threads_may_write_one_text_at_once():
-    errors = []
-
     def read(text):
-        try:
-            assert Cpp(text=text).paths[0].read_text() == text
-        except Exception as e:  # noqa: BLE001
-            errors.append(e)
+        assert Cpp(text=text).paths[0].read_text() == text
 
     for number in range(20):
-        text = f"// {number} of {os.getpid()}"
-        threads = [threading.Thread(target=read, args=(text,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not errors
+        run_threads(*[partial(read, f"// {number} of {os.getpid()}")] * 8)
 
 
 def test_a_text_is_written_again_if_its_file_is_gone():
