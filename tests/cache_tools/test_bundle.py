@@ -185,11 +185,6 @@ def test_without_zstandard_the_line_that_installs_it_is_given(cache, tmp_path, m
 # --- signatures
 
 
-def test_a_bundle_of_a_trusted_key_is_taken(signed, other, tmp_path, public):
-    (tmp_path / "b.tar").write_bytes(packed(signed, tmp_path))
-    assert bundle.unpack(other, tmp_path / "b.tar", keys=("A" * 43 + "=", public)).new == 3
-
-
 def test_unsigned_and_foreign_entries_are_refused_unparsed(
     signed, tmp_path, refused, public, monkeypatch
 ):

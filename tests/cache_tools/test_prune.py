@@ -249,12 +249,19 @@ def limited(cache, put, cache_dir):
         yield old
 
 
-def test_what_a_bundle_brings_counts_at_once(limited, tmp_path, variant, target):
+@pytest.fixture
+def another(tmp_path, variant, target):
+    """Another cache, and the key of the one entry that it has."""
     other = Cache(tmp_path / "other")
     key = make_key(variant, target, ("-other",), closure_of(variant.source))
     with other.staging() as staging:
         (staging / "out.so").write_bytes(b"x" * 10000)
         other.publish(key, staging, Manifest(key.inputs))
+    return other, key
+
+
+def test_what_a_bundle_brings_counts_at_once(limited, another, tmp_path):
+    other, key = another
     cache_tools.pack(
         other, cache_tools.chosen(other, cache_tools.EntryFilter()), tmp_path / "b.tar"
     )
@@ -264,13 +271,9 @@ def test_what_a_bundle_brings_counts_at_once(limited, tmp_path, variant, target)
     assert jit.open_cache().find(key)
 
 
-def test_what_the_mega_cache_brings_counts_at_once(limited, tmp_path, variant, target):
-    other = Cache(tmp_path / "other")
-    key = make_key(variant, target, ("-other",), closure_of(variant.source))
-    with other.staging() as staging:
-        (staging / "out.so").write_bytes(b"x" * 10000)
-        entry = other.publish(key, staging, Manifest(key.inputs))
-    content = bundle.packed(other, [entry])
+def test_what_the_mega_cache_brings_counts_at_once(limited, another):
+    other, key = another
+    content = bundle.packed(other, [other.find(key)])
     factory = pytest.importorskip("torch.compiler._cache").CacheArtifactFactory
     factory.create(mega_cache.KIND, f"{key.target}/{key.name}", content).populate_cache()
     assert not limited.exists()

@@ -17,7 +17,6 @@ from jitkern import config, jit
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.torch_extension import commands, compile_and_link
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Extension, Unit, Variant
 from jitkern.target import Target
 
@@ -425,12 +424,3 @@ def test_a_torch_without_cuda_is_named(cuda, monkeypatch):
 def test_cuda_files_for_the_cpu_are_refused(cuda, cuda_target):
     with pytest.raises(TargetError, match="it has CUDA files, and cpu-.* is no CUDA target"):
         jit.ensure(cuda, CPU)
-
-
-def test_an_entry_of_the_former_builder_is_none_of_this_one(two):
-    """That one took no flags of single units, and left nothing about what is registered."""
-    from jitkern.source.key import make_key
-
-    key = jit.key_of(two, CPU)
-    former = make_key(two, jit.exact_target(two, CPU), ("-O2",), closure_of(two.source))
-    assert key.digest != former.digest

@@ -316,24 +316,6 @@ def test_a_choice_is_for_what_pruning_leaves_in_this_process(source, monkeypatch
     assert len(clock.measured) == 2
 
 
-def test_configurations_may_follow_from_a_variable(source, monkeypatch):
-    def blocks():
-        return [dict(one.template)["B"] for one in all_configurations("test::k", source, call(192))]
-
-    path = source.paths[0]
-    text = TEXT.replace("[64, 128]", "[64] if FAST else [128, 256]")
-    head = "import os\nFAST = os.environ.get('FAST_TUNING')\n"
-    path.write_text(text.replace("SIZES =", f"{head}SIZES =", 1))
-    monkeypatch.setenv("FAST_TUNING", "1")
-    assert blocks() == [64]
-    assert declared(source).facts == (("variable FAST_TUNING", "1"),)
-    assert (declared(source).parameters[:3], declared(source).key) == (("out", "x", "n"), ("n",))
-    assert declared(source).constexprs == {"B", "EVEN", "P"}
-    monkeypatch.delenv("FAST_TUNING")
-    path.write_text(f"{path.read_text()}# edited, so that it is read again\n")
-    assert blocks() == [128, 256]
-
-
 @pytest.mark.long
 def test_tuning_finds_what_to_reset_and_what_to_restore(source, monkeypatch):
     lists = 'key=["n"], reset_to_zero=["out"], restore_value=["x"]'
