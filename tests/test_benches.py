@@ -59,7 +59,6 @@ HELD = {
 }
 CLOCKS = each("cold", "edit", of=("seconds", "processor"))
 SERVED = {f"{what}, {count} connections" for what in ("bundle", "index") for count in (1, 2)}
-WAYS = {"local compile", "warm", "bundles", "service", "service again"}
 DROP_INS = {"torch.stable", "jitkern.stable"}
 OF_CACHES = {"lookup", "ls", "stats", "verify", "prune"}
 needs_nvrtc = pytest.mark.skipif(
@@ -77,10 +76,9 @@ BENCHES = [  # module, its options, and the names in fields of its output, all o
     ("drop_in", "--device cpu --kinds stable --rounds 1",
      {"cold": DROP_INS, "warm": DROP_INS, "ratio": {"cold.stable", "warm.stable"}}),
     pytest.param("triton_compile", "--device cpu --rounds 1",
-                 {"seconds": {"triton", "import", "jitkern"}, "ratio": {"one", "forty", "package"}}, marks=needs_triton),
+                 {"ratio": {"one", "forty", "package"}}, marks=needs_triton),
     ("serve", "--rounds 1 --requests 20 --connections 1 2",
      {"seconds": {"build", "again", "alike", "60 at once"}, "per_second": SERVED}),
-    ("fleet", "--rounds 1 --delay 0.001", {"over_warm": WAYS}),
 ]  # fmt: skip
 
 
@@ -94,7 +92,8 @@ def test_a_bench_prints_what_is_promised(
         assert names in (None, set(output[field])), field
         assert positive(output[field]), field
     assert (
-        name not in ("first_call", "cache_scale", "prewarm", "drop_in") or not cache_dir.exists()
+        name not in ("first_call", "cache_scale", "prewarm", "drop_in", "triton_compile")
+        or not cache_dir.exists()
     ), "cold is only cold in a cache of its own"
 
 
@@ -134,6 +133,18 @@ def test_kernels_compares_an_op_with_what_torch_compile_makes(
     assert all(row["wall_us"] > 0 and row["gbs"] > 0 and not row["note"] for row in rows.values())
     assert rows["jitkern"]["first_call_s"] > 0 and rows["torch.compile"]["first_call_s"] > 0
     assert op["left_out"] == {"cupy": "its kernels are for CUDA devices"}
+
+
+@pytest.mark.long
+def test_fleet_compares_a_compile_with_remotes_and_a_service(cache_dir: Path) -> None:
+    output = printed(cache_dir, "benches.fleet", "--json", "--rounds", "1", "--delay", "0.001")
+    ways = {"local compile", "warm", "bundles", "service", "service again"}
+    assert set(output["seconds"]) == set(output["over_warm"]) == ways
+    for name, fields in output["seconds"].items():
+        assert 0 < fields["first"] <= fields["served"]
+        assert (fields["compiles"] > 0) == (name == "local compile")
+        assert (fields["requests"] > 0) == (name not in ("local compile", "warm"))
+    assert output["entries"] > 10
 
 
 @pytest.mark.long
