@@ -83,7 +83,7 @@ _OF_OPS = frozenset((
     "AsyncScalar", "BlockSparseMask", "KVCacheFull", "LossMeter", "PagedCache",
     "cross_entropy_in_place", "flash_attention", "quantize_linears",
 ))  # fmt: skip
-_FOR_AUTHORS = ("kernel", "Cpp", "CuTile", "Cuda", "Extension", "Include", "Triton")
+_FOR_AUTHORS = ("kernel", "Cpp", "CuTile", "Cuda", "Cute", "Extension", "Include", "Triton")
 _MODULES = ("ops", "declare", "cache_tools")
 
 __all__ = sorted({*_HOMES, *_MODULES} - {"__version__"})

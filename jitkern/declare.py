@@ -19,6 +19,7 @@ from jitkern.source.kinds import (
     SOURCES,
     Cpp,
     Cuda,
+    Cute,
     CuTile,
     Extension,
     Include,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 __all__ = [
-    "Cpp", "CuTile", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
+    "Cpp", "CuTile", "Cuda", "Cute", "Extension", "Include", "Op", "Triton", "Unit",
     "attach", "discover", "installed", "kernel",
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@
 typedef unsigned long long u64;
 
 int multiprocessors = 132, sets, queries, launches, asked, missed, capturing, refuses_maps, without_context, mode = 1;
+int current, libraries, refuses_launches;
 int set[16]; /* attributes of all kernels, by their numbers */
 u64 stream = 77;
 unsigned config[7], cluster[3];
@@ -16,8 +17,9 @@ int (*real_empty_strided)(long long, const long long *, const long long *, int, 
 int cuGetErrorString(int error, const char **text) { *text = "of the fake driver"; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
 int cuCtxSetCurrent(void *context) { without_context = 0; return 0; }
+int cuCtxGetDevice(int *device) { *device = current; return without_context ? 201 : 0; }
 int cuLibraryLoadData(void **library, const void *code, void *a, void *b, int c, void *d, void *e, int f) {
-  *library = (void *)1;
+  *library = (void *)1, libraries++;
   return 0;
 }
 int cuLibraryGetKernel(void **kernel, void *library, const char *name) { *kernel = (void *)name; return 0; }
@@ -38,6 +40,7 @@ int cuThreadExchangeStreamCaptureMode(int *given) { int before = mode; mode = *g
 int cuLaunchKernelEx(const void *at, void *kernel, void **given, void **extra) {
   struct { unsigned numbers[7]; u64 stream; struct { int id, pad; unsigned value[16]; } *attributes; unsigned count; } launch;
   memcpy(&launch, at, sizeof launch);
+  if (refuses_launches) return 1;
   launches++;
   memcpy(config, launch.numbers, sizeof config);
   memset(cluster, 0, sizeof cluster);

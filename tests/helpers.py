@@ -69,6 +69,10 @@ needs_cutile = pytest.mark.skipif(
     importlib.util.find_spec("cutile_cache") is None,
     reason="needs cuTile: pip install jitkern[cutile]",
 )
+needs_cute = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia_cutlass_dsl") is None,
+    reason="needs the CuTe DSL: pip install jitkern[cute]",
+)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 

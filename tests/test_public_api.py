@@ -55,6 +55,7 @@ def test_declare_has_all_that_a_kernel_author_needs():
         "Cpp",
         "CuTile",
         "Cuda",
+        "Cute",
         "Extension",
         "Include",
         "Op",

@@ -26,6 +26,7 @@ from jitkern.cache_tools.check import Check, Look, Problem, counted, human_age, 
 from jitkern.cli.output import BOLD, GREEN, RED, YELLOW, fitted, print_json, styled
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.cute.build import REMEDY as CUTE_REMEDY
 from jitkern.compilers.cutile.build import REMEDY as CUTILE_REMEDY
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
 from jitkern.config.settings import SYSTEM_FILE, user_file
@@ -56,10 +57,11 @@ def table() -> dict[str, list[Look]]:
     packages = [
         ("triton", TRITON_REMEDY, for_gpus),
         ("cuda-tile", CUTILE_REMEDY, "for kernels in cuTile"),
+        ("nvidia-cutlass-dsl", CUTE_REMEDY, "for kernels in the CuTe DSL"),
         *((name, f"pip install {name}", "") for name in ("platformdirs", "ninja")),
         ("cryptography", 'pip install "jitkern[sign]"', for_keys),
         ("backports.zstd", 'pip install "jitkern[zstd]"', "for bundles named .tar.zst"),
-    ][: 6 if sys.version_info < (3, 14) else 5]
+    ][: 7 if sys.version_info < (3, 14) else 6]
     major = cuda[0] if cuda else None
     nvrtc = toolkit.pip_line("nvrtc", max(cuda, toolkit.OLDEST_NVRTC) if cuda else None)
     machines = sorted({remote.layout.machine_of(str(target)) for target in targets})

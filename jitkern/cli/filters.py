@@ -13,7 +13,7 @@ from jitkern.cli.parser import UsageError
 from jitkern.errors import CacheError, meant, meant_op
 
 KINDS = (
-    "nvrtc", "triton", "cutile", "cc", "extension", "object", "runtime", "call", "choice",
+    "nvrtc", "triton", "cutile", "cute", "cc", "extension", "object", "runtime", "call", "choice",
     "declaration", "shortcut",
 )  # fmt: skip
 T = TypeVar("T")

@@ -119,8 +119,9 @@ class Config:
     )  # fmt: skip
     compiler: str = _setting(*v.choice("any", "exact"), "`any`", "any")
     prefer: str = _setting(
-        v.word, "a kind: `nvrtc`, `cc`, `triton`, `cutile`, `extension`", "the first declared", ""
-    )
+        v.word, "a kind: `nvrtc`, `cc`, `triton`, `cutile`, `cute`, `extension`",
+        "the first declared", "",
+    )  # fmt: skip
     verify: str = _setting(*v.choice("always", "size"), "`always`", "always")
     fsync: bool = _setting(v.switch, "`1`, `0`", "`1`", True)
     max_size: int = _setting(*v.quantity(v.size_of, "10 GiB"), "10 GiB", 10 << 30)

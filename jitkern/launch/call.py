@@ -17,7 +17,7 @@ from jitkern.launch.symbols import concrete
 from jitkern.source.declarations import Encoded
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
-from jitkern.source.kinds import Source, Variant
+from jitkern.source.kinds import CUDA, Source, Variant
 from jitkern.source.triton_decorators import (
     TRITON_OPTIONS,
     TritonConfig,
@@ -169,10 +169,14 @@ def variant_of(
 
 
 def _flat_variant(op: str, source: Source, call: Call, where: str) -> Variant:
-    if unknown := sorted(call.keywords.keys() - {"grid"}):
+    if unknown := sorted(call.keywords.keys() - ({"grid"} if source.runs == CUDA else ())):
+        takes = (
+            "a cuTile kernel takes a `grid` alone: options like num_ctas stand at `@ct.kernel(...)`"
+            if source.runs == CUDA
+            else "a function of CuTe takes no keyword: it computes its grid itself"
+        )
         raise LaunchError(
-            f"{where}: `{call.function}` was launched with `{unknown[0]}`, and a cuTile kernel "
-            "takes a `grid` alone: options like num_ctas stand at `@ct.kernel(...)`"
+            f"{where}: `{call.function}` was launched with `{unknown[0]}`, and {takes}"
         )
     template = tuple((name, _number(where, name, value)) for name, value in call.template)
     what = f"`{call.function}` of {where}"
@@ -184,8 +188,8 @@ def _number(op: str, name: str, value: Any) -> Constant:
     if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise LaunchError(
-        f"{op}: the constant {name}={value!r} must be a bool, an int or a finite float: cuTile "
-        "compiles in no other; the dtype of a tensor is `x.dtype` in the kernel"
+        f"{op}: the constant {name}={value!r} must be a bool, an int or a finite float: no "
+        "other is compiled in; the dtype of a tensor is `x.dtype` in the kernel"
     )
 
 

@@ -32,7 +32,7 @@ def class_of(where: str, arg: Any, *, strided: bool) -> str:
         if isinstance(arg, kind):
             return kind.__name__
     raise LaunchError(
-        f"{where}: a cuTile kernel takes tensors and numbers, not {type(arg).__name__} `{arg}`: "
+        f"{where}: a kernel takes tensors and numbers, not {type(arg).__name__} `{arg}`: "
         "pass the items of a list or tuple one by one"
     )
 

@@ -77,13 +77,11 @@ class Runner:
         if ready is None or values is None:
             check_contiguous(self.where, self.source, call)
             return self._start(self.expanded(call))
-        if self.source.runs == HOST:
-            ready.compiled.function.call(values, ready.what)
-        else:
-            shape = plain_geometry(call.keywords) or geometry_of(
-                ready.what, ready.compiled, call.keywords
-            )
-            self._launch_cuda(ready.compiled, values, shape)
+        compiled, what, keywords = ready.compiled, ready.what, call.keywords
+        shape = None
+        if self.source.runs != HOST:
+            shape = plain_geometry(keywords) or geometry_of(what, compiled, keywords)
+        self._launch(compiled, what, values, shape)
         return None
 
     @functools.cached_property
@@ -195,10 +193,9 @@ class Runner:
         passed = arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_value(what, *both) for both in zip(compiled.parameters, args)]
-        if self.source.runs == HOST:
-            compiled.function.call(values, what)
-        else:
-            self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
+        is_host = self.source.runs == HOST
+        shape = None if is_host else geometry_of(what, compiled, call.keywords)
+        self._launch(compiled, what, values, shape)
         return launched
 
     def compiled(self, call: Call) -> Compiled:
@@ -270,21 +267,31 @@ class Runner:
         with self._lock:
             self._claims[variant] = os.getpid(), time.monotonic() + RETRY
 
-    def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
-        index = self.device.index
-        if sizes := compiled.meta.get("scratch"):
+    def _launch(
+        self, compiled: Compiled, what: str, values: list[float | None], shape: Geometry | None
+    ) -> None:
+        """Launch a kernel. shape: None for a function of the host, which launches it by itself."""
+        function, index = compiled.function, self.device.index
+        if self.device.type == "cpu":
+            function.call(values, what)
+            return
+        if shape and (sizes := compiled.meta.get("scratch")):
             scratch = [
                 torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
                 for size in sizes
             ]
             values += [memory.data_ptr() for memory in scratch]
         stream = torch._C._cuda_getCurrentRawStream(index)
+        start = function.launch if shape else function.call
+        passed: tuple[Any, ...] = ([*values, stream, index], what)
+        if shape:
+            passed = values, index, stream, *shape
         if torch._C._cuda_getDevice() == index:
-            compiled.function.launch(values, index, stream, *shape)
+            start(*passed)
             return
         before = torch.cuda._exchange_device(index)
         try:
-            compiled.function.launch(values, index, stream, *shape)
+            start(*passed)
         finally:
             torch.cuda._maybe_exchange_device(before)
 
@@ -354,10 +361,10 @@ def _is_among(names: Sequence[str], value: Any, named: Mapping[str, Any]) -> boo
 
 def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments that the compiled kernel takes."""
-    if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
-        return launch.resources.tables.spread(args)
     if compiled.variant.source.flat:
         return launch.flat.flattened(args, strided=compiled.variant.source.strided)
+    if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
+        return launch.resources.tables.spread(args)
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 

@@ -41,6 +41,7 @@ _CELLS = {  # each parameter in eight bytes of its own, but for tensor maps and 
 _TENSOR_MAP_BYTES = 128  # also the alignment that the driver wants where it encodes
 _lock = threading.Lock()  # held while a thread asks for a limit and raises the limit
 after_fork(_lock)
+TABLE = "jitkern_driver"  # of functions that a library of host code calls
 _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and pointers to them
 
 
@@ -173,6 +174,18 @@ class CudaFunction:
             }[number]
             _check(result, f"{what} for {self._name}", LaunchError)
             self._set[device, number] = value
+
+
+class _Entry(Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("address", c_void_p))
+
+
+def bind(library: ctypes.CDLL) -> None:
+    """Give a library the functions of the driver that its TABLE names. Raises LoadError."""
+    driver, at = _driver(), ctypes.addressof(_Entry.in_dll(library, TABLE))
+    while name := (entry := _Entry.from_address(at)).name:
+        entry.address = ctypes.cast(driver[name.decode()], c_void_p)
+        at += ctypes.sizeof(_Entry)
 
 
 @functools.cache

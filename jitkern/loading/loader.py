@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern import loading, source as source_room
 from jitkern.errors import DeclarationError, LaunchError, LoadError
 from jitkern.loading import LOADED, kept_modes
-from jitkern.source.dtypes import DTYPES
+from jitkern.source.dtypes import DTYPES, STREAM
 from jitkern.source.kinds import CUDA, FUNCTION, TEXT, Extension, Generated, Source
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HostFunction:
         self.meta = meta
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
-        self.passed = self.parameters  # of a CudaFunction, with those of Triton's scratch memory
+        self.passed = self.parameters  # and what else a program passes, as of a CudaFunction
         self._library = library
         self._function = library[FUNCTION]
         self._types = [
@@ -46,6 +46,10 @@ class HostFunction:
             for code in self.parameters
             if code
         ]
+        if hasattr(library, loading.cuda_driver.TABLE):
+            loading.cuda_driver.bind(library)
+            self.passed = [*self.parameters, STREAM]
+            self._types += [ctypes.c_void_p, ctypes.c_int]  # the stream and its device
         self._addresses = ctypes.c_void_p * len(self._types)
         self._rooms: list[_Room] = []
 
@@ -57,6 +61,7 @@ class HostFunction:
     def call(self, values: list[Any], what: str) -> None:
         """Call the function; `values` match `parameters`. Raises LaunchError for an exception.
 
+        values: for a function that launches on a GPU also the stream, and the device's number.
         what: the function and the op, for that error.
         """
         try:

@@ -17,10 +17,10 @@ from jitkern import jit, source as source_room
 from jitkern.cache.records import reference_to
 from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import Cpp, Cuda, CuTile, Source, Triton, Variant, shared_include
+from jitkern.source.kinds import Cpp, Cuda, Cute, CuTile, Source, Triton, Variant, shared_include
 from jitkern.target import Target
 
-_FOLLOWED = (Cuda, Cpp, Triton, CuTile)  # whose keys follow from files and from the code of jitkern
+_FOLLOWED = (Cuda, Cpp, Triton, CuTile, Cute)  # whose keys follow from files and jitkern's code
 _PLACES = ("home", "include", "module", "others", "package", "text", "written_at")  # not compiled
 _PLAIN = (str, bool, int, float, type(None))
 _EVERYWHERE = "/usr/local/include/"  # searched by all compilers, so that its paths mean the same

@@ -477,7 +477,7 @@ static i32 is_operand(const Known *k, char letter, i32 x) {
     case 'h': return x >= 0 ? is_operand(k, 't', x) : ~x < k->owned && k->own[~x];
     case 'H': return is_operand(k, 'h', x) && (x >= 0 ? k->changes[x] : k->own[~x] != 'h');
     case 'O': return x < 0 && ~x < k->owned && k->own[~x] == 'O';
-    case 'k': return !k->cuda && x >= 0 && x < p->kernels;
+    case 'k': return x >= 0 && x < p->kernels;
     case 'g': return k->cuda && x >= 0 && x < p->kernels;
     case 'x': return x >= 0 && x < p->text_count;
     case 'm': return x >= 0 && x < p->memory;
@@ -507,12 +507,13 @@ static i32 is_parameter(const Known *k, i32 wanted, const i32 *pass) {
   return is_kind(k, (char)wanted, pass[1]) || (wanted == 'p' && kind == '#' && !k->program->constants[pass[1]]);
 }
 
-static i32 are_parameters(const Known *k, i32 kernel) {
+/* A function of the CPU that launches on a GPU takes the stream, too. */
+static i32 are_parameters(const Known *k, i32 kernel, i32 host) {
   const i32 *wanted = k->program->parameters;
   for (; kernel; wanted++) kernel -= !*wanted;
   for (i32 i = 0; i < k->passed; i++)
     if (!wanted[i] || !is_parameter(k, wanted[i], k->passes[i])) return 0;
-  return !wanted[k->passed];
+  return wanted[k->passed] == (host && k->cuda ? 'S' : 0);
 }
 
 /* Whether the constants of a TABULATE (see `Tracer.tabulate`) fit the memory, of which it fills a part. */
@@ -587,7 +588,7 @@ static i32 is_step(Known *k, i32 code, const i32 *x, i32 count) {
       if (k->passed > k->most) k->most = k->passed;
       break;
     case CALL: case LAUNCH:
-      if (!are_parameters(k, x[0])) return 0;
+      if (!are_parameters(k, x[0], code == CALL)) return 0;
       k->passed = 0;
       break;
     case RETURN: case RETURN_NONE:
@@ -627,7 +628,7 @@ static i32 is_sound(Program *p, void *const *kernels, const char *kinds, const c
     at += 2 + count;
   }
   sound = sound && !k->passed && k->returned == (1ull << all) - 1;
-  p->given = given, p->passes = k->most;
+  p->given = given, p->passes = k->most + 2; /* the stream and the device */
   p->room = p->memory + LINE + p->registers + 2 * p->passes + given + p->tensors + p->owned;
   free(k);
   return sound;
@@ -789,6 +790,7 @@ static i32 run_steps(const Program *p, Call *call, u64 *r, u64 *slots, void **pa
         passed++;
         break;
       case CALL:
+        parameters[passed] = &call->stream, parameters[passed + 1] = &call->index;
         call->launched = 1, passed = 0;
         if (((i32 (*)(void **, char *))call->kernels[x[0]])(parameters, call->error)) {
           code = RAISED;

@@ -79,6 +79,7 @@ DTYPES = {
     "u64": _integer("uint64", "unsigned long long", 29, ctypes.c_uint64),
 }  # fmt: skip
 TENSOR_MAP = "tensor_map"  # the code of a parameter that is a CUtensorMap by value
+STREAM = "stream"  # what a program passes to host code that launches: the stream and its device
 SYNONYMS = {"char": "i8", "long": "i64", "unsigned long": "u64"}  # other types of C like these
 
 

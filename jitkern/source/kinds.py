@@ -111,6 +111,15 @@ def true_or_false(name: str, value: object) -> bool:
 CUDA = "cuda"  # a kernel that is launched with a grid
 HOST = "host"  # a C function
 CUDA_SUFFIXES = (".cu", ".cuh")  # of the files that nvcc compiles
+# What a declaration may pass on to the CuTe DSL. jitkern sets the arch, the CPU and the folders.
+CUTE_OPTIONS = (
+    "--opt-level", "--ptxas-options", "--enable-assertions", "--generate-line-info",
+)  # fmt: skip
+CUTE_PREFIX = "CUTE_DSL_"
+CUTE_VARIABLES = (
+    "AUTO_M2S", "COMPILER_BACKEND", "COMPILER_OPT", "DEBUG", "ENABLE_ASSERTIONS", "ENABLE_PYIR",
+    "LINEINFO", "LOC_TRACEBACKS", "TOLERATE_M2M", "WARNINGS_AS_ERRORS",
+)  # fmt: skip
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
@@ -422,16 +431,15 @@ class Triton(PythonSource):
         return placed
 
 
-class CuTile(PythonSource):
-    """A `.py` file of `@ct.kernel` functions of `cuda.tile`.
+class ImportedSource(PythonSource):
+    """A file whose build imports it, and of which nothing but what the key covers counts.
 
     packages: the versions of other packages that the file imports, e.g. `{"numpy": "2.3.4"}`. They
-        enter the key; a build refuses packages that are not named, and other versions.
+    enter the key; a build refuses packages that are not named, and other versions.
     """
 
-    kind: ClassVar[str] = "cutile"
-    compiler: ClassVar[str] = "jitkern.compilers.cutile.compiler:CuTileCompiler"
     flat: ClassVar[bool] = True
+    language: ClassVar[tuple[str, ...]] = ()  # the modules that it may import without a version
 
     def __init__(
         self,
@@ -443,9 +451,51 @@ class CuTile(PythonSource):
         super().__init__(files, **rest)
         pairs = packages.items() if isinstance(packages, Mapping) else packages
         self.packages = tuple(sorted((str(name), str(version)) for name, version in pairs))
-        for name, value in (("flags", self.flags), ("include", self.include)):
-            if value:
-                raise _refusal(f"{name}={value!r}: options stand at `@ct.kernel(...)`")
+        if self.include:
+            raise _refusal(f"include={self.include!r}: a file in Python includes none")
+
+
+class CuTile(ImportedSource):
+    """A `.py` file of `@ct.kernel` functions of `cuda.tile`."""
+
+    kind: ClassVar[str] = "cutile"
+    compiler: ClassVar[str] = "jitkern.compilers.cutile.compiler:CuTileCompiler"
+    language: ClassVar[tuple[str, ...]] = ("cuda.tile",)
+
+    def __init__(self, files: str | Sequence[str] = (), **rest: Any) -> None:
+        super().__init__(files, **rest)
+        if self.flags:
+            raise _refusal(f"flags={self.flags!r}: options stand at `@ct.kernel(...)`")
+
+
+class Cute(ImportedSource):
+    """A `.py` file of `@cute.jit` functions of the CuTe DSL, whose last parameter is the stream.
+
+    flags: options of `cute.compile`, e.g. `["--opt-level 2"]`.
+    """
+
+    kind: ClassVar[str] = "cute"
+    compiler: ClassVar[str] = "jitkern.compilers.cute.compiler:CuteCompiler"
+    language: ClassVar[tuple[str, ...]] = ("cutlass", "cuda.bindings")
+    runs: ClassVar[str] = HOST
+
+    def __init__(self, files: str | Sequence[str] = (), **rest: Any) -> None:
+        super().__init__(files, **rest)
+        ours = [flag for flag in self.flags if not flag.startswith(CUTE_OPTIONS)]
+        if ours:
+            known = ", ".join(CUTE_OPTIONS)
+            raise _refusal(f"flags={ours}: of cute.compile's options it takes {known}")
+        unknown = [
+            name
+            for name in self.environment
+            if name.startswith(CUTE_PREFIX) and name.removeprefix(CUTE_PREFIX) not in CUTE_VARIABLES
+        ]
+        if unknown:
+            known = ", ".join(CUTE_VARIABLES)
+            raise _refusal(
+                f"environment={unknown}: jitkern sets it, or it changes nothing that is compiled; "
+                f"of {CUTE_PREFIX}* it takes {known}"
+            )
 
 
 class Extension(Source):
@@ -557,17 +607,17 @@ class Generated(Source):
 
 
 SOURCES: dict[str, type[Source]] = config.KINDS  # so that the setting `prefer` may name each kind
-SOURCES.update({kind.kind: kind for kind in (Cuda, Cpp, Triton, CuTile, Extension)})
+SOURCES.update({kind.kind: kind for kind in (Cuda, Cpp, Triton, CuTile, Cute, Extension)})
 
 
 class Variant(NamedTuple):
     """One specialisation of one source of one op: the unit of compilation.
 
-    function: the `__global__`, `extern "C"`, `@triton.jit` or `@ct.kernel` function; empty for an
-    Extension.
+    function: the `__global__`, `extern "C"`, `@triton.jit`, `@ct.kernel` or `@cute.jit` function;
+    empty for an Extension.
     template: template arguments, macros, constexprs or constants, by name, in order.
-    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`; cuTile's, see
-    `argument_classes`.
+    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`; those of
+    cuTile and CuTe, see `argument_classes`.
     options: Triton's compile options, e.g. num_warps.
     facts: what an import of a Triton file reads, and finds; see `import_facts`.
     """

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES, TENSOR_MAP, table_of
+from jitkern.source.dtypes import DTYPES, STREAM, TENSOR_MAP, table_of
 
 if TYPE_CHECKING:
     from jitkern.launch.symbols import Instruction
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # Of each instruction its operands. First the register that takes its value, by the kind of that:
 # `N` an integer, `F` a float, `P` an address, `M` one in the memory of the program, `=` as the
 # argument that is read. Then `n`, `f`, `p` a register of that kind (an address is an integer, too,
-# and a constant an integer and a float), `b` one with a bool, `r` any register, `#` a constant,
-# `i` a number, `d` a dtype. Among the arguments `a` is a number, `A` one that may be None, `l` a
-# list or string, `L` a list of tensors, `v` one of numbers, `s` a string. `T` is a tensor among
-# them or of a list, `t` one whose rank is known, `+` the next tensor of a list, `o` the next
-# allocation; `h` a tensor (from 0 on) or an allocation (below 0), `H` one that may be changed, `O`
-# an allocation that is no view of a tensor. `k` is a kernel of the CPU, `g` one of a GPU, `x` a
+# and a constant an integer and a float), `b` one with a bool, `r` any register, `#` a constant, `i`
+# a number, `d` a dtype. Among the arguments `a` is a number, `A` one that may be None, `l` a list
+# or string, `L` a list of tensors, `v` one of numbers, `s` a string. `T` is a tensor among them or
+# of a list, `t` one whose rank is known, `+` the next tensor of a list, `o` the next allocation;
+# `h` a tensor (from 0 on) or an allocation (below 0), `H` one that may be changed, `O` an
+# allocation that is no view of a tensor. `k` is a function of the CPU, `g` a kernel of a GPU, `x` a
 # text, `m` a word of memory, `c` memory for a tensor map of a GPU. `*`: any number of those before.
 INSTRUCTIONS = {
     # reads
@@ -139,14 +139,14 @@ def declarations() -> str:
 def parameter_kind(code: str) -> int:
     """Return the kind that the register for a kernel's parameter of this code must have.
 
-    That is a letter of INSTRUCTIONS (`F` for a float that is narrowed), or `IN_MEMORY` and the
-    words of the memory that is passed by value.
+    That is a letter of INSTRUCTIONS (`F` for a float that is narrowed, `S` where the call passes
+    its stream and device), or `IN_MEMORY` and the words of the memory that is passed by value.
     """
     if code == TENSOR_MAP:
         return IN_MEMORY + LINE
     if table := table_of(code):
         return IN_MEMORY + -(-table[2] // 8)
-    letters = {"f32": "F", "f64": "f", "*": "p", "": "?"}
+    letters = {"f32": "F", "f64": "f", "*": "p", "": "?", STREAM: "S"}
     return ord(letters.get(code, letters["*"] if code[:1] == "*" else "n"))
 
 

@@ -23,6 +23,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_decorators
 from jitkern.source.dtypes import TENSOR_MAP, table_of
+from jitkern.source.kinds import HOST
 from jitkern.trace.program import FLOAT, LINE, POINTED, TABLE, WORD
 from jitkern.trace.program_builder import DTYPE_CODES, ProgramBuilder
 from jitkern.trace.tensor_proxy import Memory, TensorProxy, allocate, handle_of, is_proxy, same
@@ -176,7 +177,7 @@ class Tracer(ProgramBuilder):
             raise Unsupported("a tensor not made by empty or zeros cannot be traced")
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         given = [self._passed(*both) for both in zip(compiled.parameters, args)]
-        if self.device.type == "cpu":
+        if source.runs == HOST:
             for kind, operand in given:
                 self.act("PASS", kind, operand)
             self.act("CALL", number)

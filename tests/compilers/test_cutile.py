@@ -92,7 +92,7 @@ def test_a_kernel_is_built_for_any_arch_without_a_gpu(build, arch):
 
 @pytest.mark.long
 def test_an_arch_that_the_compiler_does_not_know_is_named(build):
-    with pytest.raises(TargetError, match=r"tileiras 13\S+, does not know sm_75"):
+    with pytest.raises(TargetError, match=r"tileiras 13\S+ does not know sm_75"):
         build(target=TARGETS["sm_75"])
 
 

@@ -83,7 +83,7 @@ def test_a_list_is_as_good_as_a_tuple(tmp_path):
         ),
         ("verify", "sometimes", "expected one of always, size"),
         ("verify", None, "expected one of always, size"),
-        ("prefer", "cuda", "expected one of nvrtc, cc, triton, cutile, extension"),
+        ("prefer", "cuda", "expected one of nvrtc, cc, triton, cutile, cute, extension"),
         ("fallback", "no", "expected one of reference, raise"),
         ("compiler", "gcc", "expected one of any, exact"),
         ("log", "loud", "expected one of warning, info, debug"),

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         build as build,
         compiler as compiler,
         cubin as cubin,
-        kernel_modules as kernel_modules,
     )
 else:
     __getattr__ = on_first_use(__name__)

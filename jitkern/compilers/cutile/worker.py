@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
 from ctypes import sizeof
 from pathlib import Path
 from typing import Any
 
-from jitkern.compilers.cutile.build import ANSWER
+from jitkern.compilers import kernel_worker
 from jitkern.compilers.cutile.cubin import parameter_sizes
-from jitkern.compilers.cutile.kernel_modules import KernelModules
+from jitkern.compilers.kernel_modules import KernelModules
+from jitkern.compilers.kernel_worker import NotBuilt
 from jitkern.source.argument_classes import ALIGNMENT, ONE, ZERO, TensorClass
 from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import CuTile
 
 CUBIN = "kernel.cubin"
 GRID_LIMIT = 1 << 24  # as cuTile has it: the number of a tile would be wrong in a larger grid
-
-
-class NotBuilt(Exception):
-    """Raised for what jitkern does not compile; the text is for the author of the kernel."""
-
-
-def main() -> None:
-    request = json.loads(sys.stdin.read())
-    staging = Path(request["staging"])
-    source = CuTile(**request["source"])
-    modules = KernelModules(source, request["files"], str(staging))
-    answer: dict[str, Any]
-    try:
-        answer = {"meta": _compiled(request, modules, staging)}
-    except BaseException as e:  # noqa: BLE001  whatever a kernel's file raises
-        answer = {"error": modules.real(_explain(e, str(source.paths[0])))}
-        traceback.print_exc()
-    (staging / ANSWER).write_text(json.dumps(answer))
 
 
 def _compiled(request: dict[str, Any], modules: KernelModules, staging: Path) -> dict[str, Any]:
@@ -79,28 +58,19 @@ def _signature(kernel: Any, request: dict[str, Any]) -> tuple[Any, list[str]]:
     annotated = kernel._annotated_function
     names, constants = [*annotated.pysig.parameters], dict(request["template"])
     nodes = dict(zip(names, annotated.parameter_annotations))
-    function, given = request["function"], [*request["signature"]]
-    passed = [name for name in names if name not in constants]
-    what = f"`{function}({', '.join(names)})`"
-    for name in constants:
-        if name not in nodes:
-            raise NotBuilt(f"{what} has no parameter `{name}`")
+    needed = [name for name, node in nodes.items() if node.KIND == "leaf" and node.constant]
+    what, passed = kernel_worker.passed(request, names, needed)
+    given = iter(request["signature"])
     for name in passed:
         if nodes[name].KIND != "leaf" or nodes[name].list:
             raise NotBuilt(f"{what}: `{name}` is a tuple or a list: give each item a parameter")
-        if nodes[name].constant:
-            at = f"k.{function}[{{'{name}': …}}](…)"
-            raise NotBuilt(f"{what} needs the constant `{name}`, so pass it in brackets: {at}")
-    if len(passed) != len(given):
-        listed = ", ".join(passed)
-        raise NotBuilt(f"{what} takes {len(passed)} arguments ({listed}), got {len(given)}")
     codes: list[str] = []
     constraints = [
-        constants[name] if name in constants else _constraint(given.pop(0), nodes[name], codes)
+        constants[name] if name in constants else _constraint(next(given), nodes[name], codes)
         for name in names
     ]
     convention = CallingConvention.cutile_python_v1()
-    return KernelSignature(constraints, convention, function), codes
+    return KernelSignature(constraints, convention, request["function"]), codes
 
 
 def _constraint(argument: str, node: Any, codes: list[str]) -> Any:
@@ -133,19 +103,5 @@ def _constraint(argument: str, node: Any, codes: list[str]) -> Any:
     )  # fmt: skip
 
 
-def _explain(e: BaseException, file: str) -> str:
-    """Return the error as `file(line): error: message`, the form of the other compilers."""
-    frames = traceback.extract_tb(e.__traceback__)
-    place: Any = next((f for f in reversed(frames) if f.filename.startswith("/jitkern/")), None)
-    path, line = (place.filename, place.lineno) if place else (file, None)
-    if isinstance(e, SyntaxError):
-        path, line = e.filename or path, e.lineno
-    if (loc := getattr(e, "loc", None)) and loc.filename:  # of cuTile's errors
-        path, line = loc.filename, loc.line
-    message = getattr(e, "message", None) or getattr(e, "msg", None) or str(e)
-    name = "" if isinstance(e, (NotBuilt, ImportError)) else f"{type(e).__name__}: "
-    return f"{path}{f'({line})' if line else ''}: error: {name}{message}"
-
-
 if __name__ == "__main__":
-    main()
+    kernel_worker.main(_compiled, programs=("tileiras",))

@@ -1,7 +1,7 @@
 """The import of a kernel's file and its helpers, of which nothing but what the key covers counts.
 
-The text that is compiled names no folder of this machine: cuTile writes the names of files into the
-cubin, for debuggers.
+The text that is compiled names no folder of this machine: compilers write the names of files into
+their results, for debuggers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any
 
 import jitkern
 from jitkern.source.closure import module_files
-from jitkern.source.kinds import CuTile
+from jitkern.source.kinds import ImportedSource
 
 _PACKAGE = "jitkern_kernels"  # of files that belong to none
-_TILE = ("cuda", "tile")  # from cuda import tile
 _IMPORTERS = ("importlib", "pkgutil", "runpy", "zipimport")  # that import by a text
 _ELSEWHERE = ("os.exec", "os.posix_spawn", "os.system", "socket.connect", "subprocess.Popen")
 _INSTALLED = ("site-packages", "dist-packages")  # folders of pip
@@ -34,13 +33,16 @@ _INSTALLED = ("site-packages", "dist-packages")  # folders of pip
 class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """The finder and loader of the files of one source.
 
-    files: its closure. staging: the folder that cuTile writes to. A package around them is empty,
-    unless the closure has its `__init__`.
+    files: its closure. staging: the folder that the compiler writes to. programs: what the compiler
+    starts. A package around the files is empty, unless the closure has its `__init__`.
     """
 
-    def __init__(self, source: CuTile, files: Sequence[str], staging: str) -> None:
+    def __init__(
+        self, source: ImportedSource, files: Sequence[str], staging: str, programs: Sequence[str]
+    ) -> None:
         self._source = source
         self._files = {*files}
+        self._programs = programs
         python = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
         installed = (path for path in sys.path if Path(path).name in _INSTALLED)
         own = str(Path(jitkern.__file__).parent)
@@ -92,11 +94,15 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0  # noqa: A002
     ) -> Any:  # fmt: skip
         """Do what an import statement of the files does, for what the key covers."""
-        of_cutile = f"{name}.".startswith("cuda.tile.") or (name, *(fromlist or ())) == _TILE
+        inside = tuple(f"{module}." for module in self._source.language)
+        imported = [f"{name}.{item}." for item in fromlist or ()]
+        of_language = f"{name}.".startswith(inside) or (
+            imported and all(one.startswith(inside) for one in imported)
+        )
         top = name.partition(".")[0]
         ours = level or self._file_of(name) or {name, top} & {self._main, *self._parents}
         known = top in sys.stdlib_module_names and top not in _IMPORTERS
-        if not (ours or known or of_cutile):
+        if not (ours or known or of_language):
             self._check_declared(name, top)
         return builtins.__import__(name, globals, locals, fromlist, level)
 
@@ -104,8 +110,9 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Raise ImportError for another package than those of the declared versions."""
         owners = importlib.metadata.packages_distributions().get(top, [])
         installed = {owner: importlib.metadata.version(owner) for owner in owners}
+        kind = type(self._source).__name__
         if not installed.items() & self._source.packages:
-            remedy = f"declare the version, CuTile(..., packages={installed})" * bool(installed)
+            remedy = f"declare the version, {kind}(..., packages={installed})" * bool(installed)
             raise ImportError(
                 f"`{name}` is imported, which the cache key does not cover: "
                 + (remedy or "it is no module of the kernel's package, nor of an installed one")
@@ -117,7 +124,7 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             metadata = os.path.dirname(path).endswith(("dist-info", "egg-info"))  # noqa: PTH120
             if not (path.startswith(self._readable) or metadata) and os.path.isfile(path):  # noqa: PTH113
                 raise ImportError(f"a kernel opens {path}, which the cache key does not cover")
-        if event == "subprocess.Popen" and Path(args[1][0]).name == "tileiras":
+        if event == "subprocess.Popen" and Path(args[1][0]).name in self._programs:
             return
         if event in _ELSEWHERE:
             raise ImportError(f"a kernel calls {event}, whose answer the cache key does not cover")
