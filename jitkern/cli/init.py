@@ -4,7 +4,7 @@
 `src/mypkg`, tests, a bench and a `pyproject.toml` through which `jitkern prewarm` and `jitkern
 list` find the ops once it is installed. `jitkern init --kernel relu` makes the folder `relu/` with
 the op `relu::relu`, and `--kernel mypkg::relu` one whose op belongs to `mypkg`. With `--kind
-cutile` the kernel is written in cuTile.
+cutile` the kernel is written in cuTile, with `--kind cute` in the CuTe DSL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jitkern.cli.output import print_json, say
 # and `jitkern_pin` for the versions of jitkern that it takes: names may change until 1.0.
 TEMPLATES = Path(__file__).with_name("templates")
 PACKAGE, KERNEL, PIN = "mypkg", "scale", "jitkern_pin"
-KINDS = ("cutile",)  # which have a template of their own
+KINDS = ("cutile", "cute")  # which have a template of their own
 # Modules that the package or its tests need, which the name would hide, and namespaces of Torch.
 TAKEN = """
 aten bench jitkern jitkern_python kernels pip prim prims pytest quantized setuptools tests torch
@@ -34,8 +34,8 @@ triton
 """
 # Names that the kernel templates use: parameters, and names that the compilers declare.
 RESERVED = """
-T alpha bfloat16 blockDim blockIdx ct float16 grad gridDim int16_t int32_t int64_t int8_t main
-size_t std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
+T alpha bfloat16 blockDim blockIdx ct cuda cute elements float16 grad gridDim int16_t int32_t
+int64_t int8_t main size_t std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
 """
 CXX = """
 alignas alignof and_eq asm auto bitand bitor bool case catch char compl concept const constexpr

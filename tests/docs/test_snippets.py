@@ -19,7 +19,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from helpers import REPOSITORY, needs_cutile, needs_nvrtc, own_programs_first
+from helpers import REPOSITORY, needs_cute, needs_cutile, needs_nvrtc, own_programs_first
 from pages import PAGES, blocks_of
 
 from jitkern import Cache, cache_tools
@@ -35,6 +35,7 @@ QUICK = ("README.md", "install.md")
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:
     shared = [pytest.mark.common_cache] if page.name in COMPILE_MUCH else []
     shared += [needs_cutile] if page.name == "cutile.md" else []
+    shared += [needs_cute] if page.name == "cute.md" else []
     return shared if page.name in QUICK else [*shared, pytest.mark.long]
 
 
