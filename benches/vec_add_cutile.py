@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from jitkern import config
-from jitkern.declare import CuTile, kernel
+from jitkern.declare import CuTile, Op, kernel
 from jitkern.errors import NotCached
 
 TEXT = """
@@ -46,11 +46,14 @@ def _(device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def is_ready() -> bool:
     """Whether cuTile is installed, or its kernel cached: see tests/gpu/cutile_ops.py."""
-    if importlib.util.find_spec("cutile_cache"):
-        return True
+    return bool(importlib.util.find_spec("cutile_cache")) or is_cached(vec_add)
+
+
+def is_cached(op: Op[torch.Tensor]) -> bool:
+    """Whether the kernel of an op is in the cache."""
     try:
         with config.using(compile="never", fallback="raise"):
-            vec_add(*vec_add.sample_inputs("cuda")[0])
+            op(*op.sample_inputs("cuda")[0])
     except NotCached:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -74,5 +75,6 @@ def _explain(e: BaseException, file: str) -> str:
     if (loc := getattr(e, "loc", None)) and loc.filename:  # of cuTile's errors
         path, line = loc.filename, loc.line
     message = getattr(e, "message", None) or getattr(e, "msg", None) or str(e)
+    message = re.sub(r"\x1b\[\d*m", "", str(message))  # colours of a terminal
     name = "" if isinstance(e, (NotBuilt, ImportError)) else f"{type(e).__name__}: "
     return f"{path}{f'({line})' if line else ''}: error: {name}{message}"

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,7 @@ REFUSED = {
         {},
         "it asks the GPU of this machine while it is compiled",
     ),
+    "language": (SCALE.replace("x[i] * by", "'a'"), {}, r"k.py\(9\): error: "),
     "syntax": (SCALE + "x = (\n", {}, r"k.py\(15\): error: SyntaxError: "),
     "raises": (SCALE + "1 / 0\n", {}, r"k.py\(15\): error: ZeroDivisionError"),
     "exits": (SCALE + "import os\nos._exit(3)\n", {}, "process ended with status 3"),
@@ -275,8 +277,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_compiled_is_refused_with_its_reason(build, case):
     text, given, reason = REFUSED[case]
-    with pytest.raises(CompileError, match=reason):
+    with pytest.raises(CompileError, match=reason) as raised:
         build(text, **given)
+    assert "\x1b[" not in str(raised.value)
 
 
 def test_a_missing_package_is_named_with_the_line_of_pip(build, monkeypatch):
@@ -351,6 +354,14 @@ def test_the_code_is_prepared_once_for_each_device(build, tmp_path, monkeypatch)
     gpu.expect(["Qi4x", "Qi4x", "f", "i"])
     values = [1 << 40, 48, 1, 1 << 41, 48, 1, 0.5]
     prepared = []
+    gpu.tell("current", 0)
+    threads = [
+        threading.Thread(target=function.call, args=([*values, 70, 0], "`k`")) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for device in (0, 0, 3, 0, 3):
         gpu.tell("current", device)
         gpu.tell("without_context", 1)  # as in a thread that has not used CUDA
@@ -483,3 +494,34 @@ def test_processes_and_folders_give_equal_bytes(build, tmp_path):
         with config.using(cache_dir=tmp_path / f"cache{number}"):
             found.add(library(build(HELPED, folder=folder)))
     assert len(found) == 1
+
+
+GEMM = REPOSITORY / "examples" / "cute_gemm" / "cute_gemm"
+
+
+@pytest.mark.long
+def test_the_example_launches_its_tiles(tmp_path, monkeypatch):
+    gpu = FakeGpu(tmp_path, monkeypatch)
+    template, matrix = (("M", 64), ("N", 64), ("K", 32)), "*bf16:16:1,1:1,=1"
+    variant = Variant(
+        "test::gemm", Cute("gemm.py", folder=str(GEMM)), "gemm", template, (matrix,) * 3
+    )
+    function = jit.loaded(variant, TARGET)
+    m, n, k = 513, 257, 1023
+    passed = [(1 << 40, m, n, n, 1), (1 << 41, m, k, k, 1), (1 << 42, k, n, n, 1)]
+    gpu.expect(["Q2iq", "Q2iq", "Q2iq"])
+    function.call([*itertools.chain(*passed), 77, 0], "`gemm`")
+    assert gpu.launched() == [[1 << 40, m, n, n], [1 << 41, m, k, k], [1 << 42, n, k, n]]
+    *sizes, shared = gpu.array("config", ctypes.c_uint, 7)
+    assert sizes == [9, 5, 1, 256, 1, 1]
+    assert shared == 2 * 2 * (63 * (32 + 8) + 32), "tiles of both matrices, in rows with padding"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+def test_the_example_is_compiled_for_each_arch(arch):
+    template, matrix = (("M", 128), ("N", 128), ("K", 32)), "*bf16:16:16,16:8,=1"
+    variant = Variant(
+        "test::gemm", Cute("gemm.py", folder=str(GEMM)), "gemm", template, (matrix,) * 3
+    )
+    assert library(jit.ensure(variant, TARGETS[arch]))[:4] == b"\x7fELF"

@@ -1,7 +1,7 @@
 """Ops in cuTile for the tests on a GPU, where its wheels may be absent.
 
 `python tests/gpu/cutile_ops.py cutile.tar cuda-sm_90-cu130-torch2.11.0` compiles them for that target without a GPU, and
-writes a bundle. `CUTILE_BUNDLE=cutile.tar pytest -m gpu tests/gpu/test_gpu_cutile.py` tests them on the GPU.
+writes a bundle. `CUTILE_BUNDLE=cutile.tar pytest -m gpu tests/gpu/test_gpu_nvidia_languages.py` tests them on the GPU.
 """
 
 import sys
@@ -122,19 +122,20 @@ def matrices(device):
     return [x, x.t(), x[:, ::2], x[3:, 5:], x[:, :1].expand(48, 300)]
 
 
-def main() -> None:
-    bundle, target = sys.argv[1:]
+def bundle(ops):
+    """Compile ops for the target of the command line, and write a bundle."""
+    path, target = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, config.using(cache_dir=folder):
-        for result in jitkern.prewarm([*OPS], targets=[target]):
+        for result in jitkern.prewarm([*ops], targets=[target]):
             print(result)
         cache = open_cache()
         print(
             cache_tools.pack(
-                cache, cache_tools.chosen(cache, cache_tools.EntryFilter()), Path(bundle)
+                cache, cache_tools.chosen(cache, cache_tools.EntryFilter()), Path(path)
             ),
             "entries",
         )
 
 
 if __name__ == "__main__":
-    main()
+    bundle(OPS)

@@ -91,15 +91,16 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
 
 KINDS = "WTtifbIVLnsN"  # of the arguments of the programs below
 LISTED = len(KINDS)  # the number of the first tensor of a list
-KERNELS = (["*f32", "f32", "i64"], ["@f32:32"], ["f64"])
+KERNELS = (["*f32", "f32", "i64"], ["@f32:32"], ["f64"], ["f64", "stream"])
 BY_A_GPU = "LAUNCH 2 0" + 7 * " #1" + 6 * " #0"
 TENSORS = "TENSOR 0 6 2; TENSOR 1 6 2; "
 TABLE = "TABULATE 0 #1 0 1 #1 #7 #0 #32 #1 #16 #6"
 POINTER = TENSORS + "DATA %1 1; NUMBER %2 3; NUMBER %3 4; "
 ENCODE = TENSORS + "DATA %1 1; TENSOR_MAP 16 7 1 0 0 0 %1 #4 #1"
 SOUND = {  # programs, and what may not stand in place of a part
-    "cpu: PASS 0 #0.5; CALL 2": {"cpu": "cuda", "#0.5": "%0", "PASS 0": "PASS 1", "CALL 2": "CALL 3", "; C": "; CHANGED; C"},
-    f"cuda: PASS 0 #0.5; {BY_A_GPU}": {"cuda": "cpu", "2 0": "2 1"},
+    "cpu: PASS 0 #0.5; CALL 2": {"cpu": "cuda", "#0.5": "%0", "PASS 0": "PASS 1", "L 2": "L 3", "CALL 2": "CALL 4", "; C": "; CHANGED; C"},
+    f"cuda: PASS 0 #0.5; {BY_A_GPU}": {"cuda": "cpu", "2 0": "2 1", "LAUNCH 2": "LAUNCH 3"},
+    "cuda: PASS 0 #0.5; CALL 3": {"cuda": "cpu", "CALL 3": "CALL 2", "L 3": "L 4", "PASS 0 #0.5; ": "", "5; ": "5; PASS 0 #0.5; "},
     f"cuda: {ENCODE}": {"cuda": "cpu", "MAP 16": "MAP 17", "16 7 1": "16 7 6", "0 %1": "0 #0", "1 0 0 0 %1": "6 0 0 0 %1" + 15 * " #1"},
     "cpu: ALLOCATE %1 0 6 #2 #1": {" 6 ": " 128 ", " 0 6": " 0 12", "#1": "#1 #1", "0 6": "1 6"},
     "cpu: ALLOCATE %1 0 6" + 126 * " #1": {"0 6": "0 6 #1 #1"},
@@ -158,7 +159,7 @@ def accepts(tmp_path_factory):
     for slot in range(2):
         library.jitkern_declare(slot, KINDS.encode(), b"Tt", b"written", b"written", slot, 0)
 
-    def accepts(text, kernels=(1, 2, 3)):
+    def accepts(text, kernels=(1, 2, 3, 4)):
         device, _, steps = text.partition(": ")
         alive.append((c_void_p * len(kernels))(*kernels))
         alive.append(testing.loaded_program(written(steps), KERNELS, alive[-1], Guard()))
@@ -177,7 +178,7 @@ def test_each_operand_is_of_its_kind(text, accepts):
 
 
 def test_a_kernel_without_code_is_refused(accepts):
-    assert not accepts("cpu: PASS 0 #0.5; CALL 2", kernels=(1, 2, 0))
+    assert not accepts("cpu: PASS 0 #0.5; CALL 2", kernels=(1, 2, 0, 4))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Kernels in cuTile on a GPU, from a bundle that a machine without one has built; see cutile_ops.py."""
+"""Kernels in cuTile and the CuTe DSL on a GPU, from bundles that a machine without one has built.
+
+See cutile_ops.py and cute_ops.py.
+"""
 
 import importlib.util
 import os
@@ -15,30 +18,34 @@ import torch
 from jitkern import cache_tools
 from jitkern.jit import open_cache
 
-BUNDLE = os.environ.get("CUTILE_BUNDLE", "")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not BUNDLE and not importlib.util.find_spec("cutile_cache"),
-        reason="needs cuda-tile, or CUTILE_BUNDLE: see tests/gpu/cutile_ops.py",
-    ),
-]
+pytestmark = pytest.mark.gpu
+LANGUAGES = {"cutile": "cutile_cache", "cute": "nvidia_cutlass_dsl"}  # each with its package
 served = partial(helpers.served, device="cuda")
 
 
-@pytest.fixture(autouse=True)
-def ops(cache_dir, monkeypatch):
-    """The ops, in a cache that holds the bundle."""
-    if BUNDLE:
-        cache_tools.unpack(open_cache(), Path(BUNDLE))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    import cutile_ops
+def bundle_of(language):
+    return os.environ.get(f"{language.upper()}_BUNDLE", "")
 
-    return cutile_ops
+
+@pytest.fixture(params=LANGUAGES)
+def language(request):
+    if not bundle_of(request.param) and not importlib.util.find_spec(LANGUAGES[request.param]):
+        name = request.param
+        pytest.skip(f"needs jitkern[{name}], or {name.upper()}_BUNDLE: see tests/gpu/{name}_ops.py")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def ops(language, cache_dir, monkeypatch):
+    """The ops, in a cache that holds the bundle."""
+    if bundle := bundle_of(language):
+        cache_tools.unpack(open_cache(), Path(bundle))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module(f"{language}_ops")
 
 
 def test_a_gemm_is_as_exact_as_torchs(ops):
-    """Its tiles need more than 48 KB of shared memory."""
+    """In cuTile its tiles need more than 48 KB of shared memory."""
     for a, b in ops.gemm.sample_inputs("cuda"):
         exact = a.double() @ b.double()
         wrong, torchs = ((out.double() - exact).abs().max() for out in (ops.gemm(a, b), a @ b))
@@ -108,17 +115,18 @@ def test_each_gpu_launches_on_itself(ops):
         assert torch.equal(ops.scale(x, 0.5), x * 0.5)
 
 
-@pytest.mark.skipif(not BUNDLE, reason="needs CUTILE_BUNDLE")
-def test_a_process_needs_the_bundle_alone(ops, cache_dir):
-    """No cuTile is found, and nothing is compiled."""
+def test_a_process_needs_the_bundle_alone(ops, language, cache_dir):
+    """No language of NVIDIA's is found, and nothing is compiled."""
+    if not bundle_of(language):
+        pytest.skip(f"needs {language.upper()}_BUNDLE")
     code = (
-        "import sys; sys.modules['cuda'] = None\n"
+        "import sys; sys.modules['cuda'] = sys.modules['cutlass'] = None\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import cutile_ops, torch\n"
-        "for x, by in cutile_ops.scale.sample_inputs('cuda'):\n"
-        "    assert torch.equal(cutile_ops.scale(x, by), x * by)\n"
+        f"import {language}_ops as ops, torch\n"
+        "for x, by in ops.scale.sample_inputs('cuda'):\n"
+        "    assert torch.equal(ops.scale(x, by), x * by)\n"
         "from jitkern.errors import NotCached\n"
-        "try:\n    cutile_ops.scale(x.half(), by)\n"
+        "try:\n    ops.scale(x.half(), by)\n"
         "except NotCached as e:\n    print(e)\n"
     )
     environment = {**os.environ, "JITKERN_COMPILE": "never"}
