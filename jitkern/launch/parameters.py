@@ -11,7 +11,7 @@ from jitkern.launch.declared import declared_in
 from jitkern.source import cpp_text
 from jitkern.source.argument_classes import words_of
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Variant
+from jitkern.source.kinds import HOST, Variant
 
 
 def written(
@@ -47,7 +47,8 @@ def _texts_in_python(variant: Variant) -> list[str]:
     compiled_in = dict(variant.template)
     for node in ast.walk(ast.parse(variant.source.paths[0].read_bytes())):
         if isinstance(node, ast.FunctionDef) and node.name == variant.function:
-            return [a.arg for a in node.args.args if a.arg not in compiled_in]
+            names = [a.arg for a in node.args.args if a.arg not in compiled_in]
+            return names[:-1] if variant.source.runs == HOST else names  # without the stream
     return []
 
 

@@ -25,6 +25,7 @@ from jitkern.errors import (
     TargetError,
 )
 from jitkern.launch.call import Call, variant_of
+from jitkern.launch.runner import Runner
 from jitkern.source.kinds import CUTE_VARIABLES, Variant
 from jitkern.target import Target
 
@@ -381,6 +382,34 @@ def test_the_code_is_prepared_once_for_each_device(build, tmp_path, monkeypatch)
         function.call([*values, 70, 3], "`k`")
     with pytest.raises(LaunchError, match="CUDA error 101 .* when loading it"):
         function.call([*values, 70, 64], "`k`")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says that it is on a GPU."""
+
+    @property
+    def device(self):
+        return torch.device("cuda:0")
+
+
+@pytest.mark.long
+def test_a_launch_from_python_passes_stream_and_device(build, tmp_path, monkeypatch):
+    gpu, exchanged = FakeGpu(tmp_path, monkeypatch), []
+    (build.folder / "k.py").write_text(SCALE)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 99, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda to: exchanged.append(to) or 1)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", exchanged.append)
+    source = Cute("k.py", folder=str(build.folder))
+    run = Runner("test::k", source, TARGET, torch.device("cuda:0"))
+    out, x = torch.empty(96).as_subclass(OnGpu), torch.ones(96).as_subclass(OnGpu)
+    gpu.expect(["Qi4x", "Qi4x", "f", "i"])
+    run(Call("k", (("B", 48),), (out, x, 2), {}))
+    assert gpu.launched() == [[out.data_ptr(), 96], [x.data_ptr(), 96], 2.0, 96]
+    assert (gpu.grid, gpu.launched_on, exchanged) == (2, 99, [0, 1])
+    wanted = r"argument 3 \(`by`\) must be f32, got bool `True`; it takes \(out, x, by\)"
+    with pytest.raises(LaunchError, match=wanted):
+        run(Call("k", (("B", 48),), (out, x, True), {}))
 
 
 COPY = HEAD + (

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +98,18 @@ def _arguments(host: Any, request: dict[str, Any]) -> tuple[list[Any], list[str]
     if runtime := template.keys() - {*constants}:
         name = min(runtime)
         raise NotBuilt(f"{what}: `{name}` is no constant: annotate it as cutlass.Constexpr")
-    scalars = {
-        getattr(cutlass, _name_of(code)): code
-        for code, dtype in DTYPES.items()
-        if dtype.ctype and code != "bool"
-    }
+    numbers = [code for code, dtype in DTYPES.items() if dtype.ctype and code != "bool"]
+    scalars = {getattr(cutlass, _name_of(code)): code for code in numbers}
     arguments: list[Any] = []
     codes: list[str] = []
     structs, addresses = "", []
     for name in names:
-        wanted: Any = annotated.get(name)
-        at = len(codes)
-        argument = "" if name in template else next(given)
         if name in template:
             arguments.append(template[name])
-        elif wanted is cute.Tensor and argument[0] == "*":
+            continue
+        wanted: Any = annotated.get(name)
+        argument, at = next(given), len(codes)
+        if wanted is cute.Tensor and argument[0] == "*":
             tensor = TensorClass.parse(argument)
             arguments.append(_fake(name, tensor))
             rank = len(tensor.sizes)
@@ -128,8 +126,12 @@ def _arguments(host: Any, request: dict[str, Any]) -> tuple[list[Any], list[str]
             remedy = "annotate it as cute.Tensor, cutlass.Int32, cutlass.Float32 or their like"
             raise NotBuilt(f"{what}: `{name}` is {kind}, and gets {got}: {remedy}")
     arguments.append(cute.runtime.make_fake_stream())
-    stream = len(codes)
-    text = (
+    return arguments, codes, _call(len(codes), structs, addresses)
+
+
+def _call(stream: int, structs: str, addresses: Sequence[str]) -> str:
+    """Return the C text of a function of the host. stream: the place of the stream's address."""
+    return (
         "void ENTRY(void **, int);\n"
         "int jitkern_function(void **a, char *text) {\n"
         f"  int error = prepare(*(int *)a[{stream + 1}]);\n"
@@ -139,7 +141,6 @@ def _arguments(host: Any, request: dict[str, Any]) -> tuple[list[Any], list[str]
         f"  ENTRY(arguments, {len(addresses) + 2});\n"
         '  return error ? explained(error, "launching it", text) : 0;\n}\n'
     )
-    return arguments, codes, text
 
 
 def _parameters(host: Any, name: str) -> tuple[list[str], dict[str, Any]]:
