@@ -227,9 +227,15 @@ def test_another_package_counts_by_its_declared_version(build):
         build(text, packages={"numpy": "0.1"})
 
 
-@pytest.mark.parametrize("keyword", [{"flags": ["-O3"]}, {"include": ["more"]}])
-def test_flags_are_for_other_kinds(keyword):
-    with pytest.raises(DeclarationError, match=r"options stand at `@ct.kernel\(...\)`"):
+@pytest.mark.parametrize(
+    ("keyword", "reason"),
+    [
+        ({"flags": ["-O3"]}, r"options stand at `@ct.kernel\(...\)`"),
+        ({"include": ["more"]}, "a file in Python includes none"),
+    ],
+)
+def test_flags_are_for_other_kinds(keyword, reason):
+    with pytest.raises(DeclarationError, match=reason):
         CuTile("k.py", **keyword)
 
 
