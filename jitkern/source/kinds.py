@@ -111,15 +111,6 @@ def true_or_false(name: str, value: object) -> bool:
 CUDA = "cuda"  # a kernel that is launched with a grid
 HOST = "host"  # a C function
 CUDA_SUFFIXES = (".cu", ".cuh")  # of the files that nvcc compiles
-# What a declaration may pass on to the CuTe DSL. jitkern sets the arch, the CPU and the folders.
-CUTE_OPTIONS = (
-    "--opt-level", "--ptxas-options", "--enable-assertions", "--generate-line-info",
-)  # fmt: skip
-CUTE_PREFIX = "CUTE_DSL_"
-CUTE_VARIABLES = (
-    "AUTO_M2S", "COMPILER_BACKEND", "COMPILER_OPT", "DEBUG", "ENABLE_ASSERTIONS", "ENABLE_PYIR",
-    "LINEINFO", "LOC_TRACEBACKS", "TOLERATE_M2M", "WARNINGS_AS_ERRORS",
-)  # fmt: skip
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
@@ -168,8 +159,8 @@ class Source:
     __signature__ = _Signature()
 
     def __init_subclass__(cls) -> None:
-        if cls.__doc__ and Source.__doc__:  # not under -OO
-            cls.__doc__ += Source.__doc__.partition("\n")[2]
+        if cls.__doc__ and (base := cls.__mro__[1].__doc__):  # not under -OO
+            cls.__doc__ = "\n".join((cls.__doc__.rstrip(), base.partition("\n")[2]))
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
@@ -435,11 +426,14 @@ class ImportedSource(PythonSource):
     """A file whose build imports it, and of which nothing but what the key covers counts.
 
     packages: the versions of other packages that the file imports, e.g. `{"numpy": "2.3.4"}`. They
-    enter the key; a build refuses packages that are not named, and other versions.
+        enter the key; a build refuses packages that are not named, and other versions.
     """
 
     flat: ClassVar[bool] = True
     language: ClassVar[tuple[str, ...]] = ()  # the modules that it may import without a version
+    options: ClassVar[tuple[str, ...]] = ()  # of the compiler, that `flags` may give
+    variables: ClassVar[tuple[str, ...]] = ()  # of the compiler, that `environment` may name
+    prefix: ClassVar[str] = "-"  # of all variables of the compiler
 
     def __init__(
         self,
@@ -453,6 +447,15 @@ class ImportedSource(PythonSource):
         self.packages = tuple(sorted((str(name), str(version)) for name, version in pairs))
         if self.include:
             raise _refusal(f"include={self.include!r}: a file in Python includes none")
+        if wrong := [flag for flag in self.flags if not flag.startswith(self.options)]:
+            known = ", ".join(self.options) or "none: options stand at `@ct.kernel(...)`"
+            raise _refusal(f"flags={wrong}: of the compiler's options it takes {known}")
+        own = (name for name in self.environment if name.startswith(self.prefix))
+        if wrong := [name for name in own if name not in self.variables]:
+            raise _refusal(
+                f"environment={wrong}: jitkern sets it, or it changes nothing that is compiled; of "
+                f"{self.prefix}* it takes {', '.join(self.variables)}"
+            )
 
 
 class CuTile(ImportedSource):
@@ -462,40 +465,23 @@ class CuTile(ImportedSource):
     compiler: ClassVar[str] = "jitkern.compilers.cutile.compiler:CuTileCompiler"
     language: ClassVar[tuple[str, ...]] = ("cuda.tile",)
 
-    def __init__(self, files: str | Sequence[str] = (), **rest: Any) -> None:
-        super().__init__(files, **rest)
-        if self.flags:
-            raise _refusal(f"flags={self.flags!r}: options stand at `@ct.kernel(...)`")
-
 
 class Cute(ImportedSource):
-    """A `.py` file of `@cute.jit` functions of the CuTe DSL, whose last parameter is the stream.
-
-    flags: options of `cute.compile`, e.g. `["--opt-level 2"]`.
-    """
+    """A `.py` file of `@cute.jit` functions of the CuTe DSL, whose last parameter is the stream."""
 
     kind: ClassVar[str] = "cute"
     compiler: ClassVar[str] = "jitkern.compilers.cute.compiler:CuteCompiler"
     language: ClassVar[tuple[str, ...]] = ("cutlass", "cuda.bindings")
     runs: ClassVar[str] = HOST
-
-    def __init__(self, files: str | Sequence[str] = (), **rest: Any) -> None:
-        super().__init__(files, **rest)
-        ours = [flag for flag in self.flags if not flag.startswith(CUTE_OPTIONS)]
-        if ours:
-            known = ", ".join(CUTE_OPTIONS)
-            raise _refusal(f"flags={ours}: of cute.compile's options it takes {known}")
-        unknown = [
-            name
-            for name in self.environment
-            if name.startswith(CUTE_PREFIX) and name.removeprefix(CUTE_PREFIX) not in CUTE_VARIABLES
-        ]
-        if unknown:
-            known = ", ".join(CUTE_VARIABLES)
-            raise _refusal(
-                f"environment={unknown}: jitkern sets it, or it changes nothing that is compiled; "
-                f"of {CUTE_PREFIX}* it takes {known}"
-            )
+    options: ClassVar[tuple[str, ...]] = (
+        "--opt-level", "--ptxas-options", "--enable-assertions", "--generate-line-info",
+    )  # fmt: skip
+    variables: ClassVar[tuple[str, ...]] = (
+        "CUTE_DSL_AUTO_M2S", "CUTE_DSL_COMPILER_BACKEND", "CUTE_DSL_COMPILER_OPT", "CUTE_DSL_DEBUG",
+        "CUTE_DSL_ENABLE_ASSERTIONS", "CUTE_DSL_ENABLE_PYIR", "CUTE_DSL_LINEINFO",
+        "CUTE_DSL_LOC_TRACEBACKS", "CUTE_DSL_TOLERATE_M2M", "CUTE_DSL_WARNINGS_AS_ERRORS",
+    )  # fmt: skip
+    prefix: ClassVar[str] = "CUTE_DSL_"
 
 
 class Extension(Source):

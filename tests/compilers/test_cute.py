@@ -26,7 +26,7 @@ from jitkern.errors import (
 )
 from jitkern.launch.call import Call, variant_of
 from jitkern.launch.runner import Runner
-from jitkern.source.kinds import CUTE_VARIABLES, Variant
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 TARGETS = {
@@ -175,7 +175,8 @@ def test_the_variables_are_those_of_the_dsl():
             affects = next(k.value.value for k in call.keywords if k.arg == "affects_compile")
             name = call.args[0].value if isinstance(call.args[0], ast.Constant) else "LIBS"
             found |= {name} if affects else set()
-    assert found == {*CUTE_VARIABLES} | SET_BY_JITKERN
+    passed = {name.removeprefix(Cute.prefix) for name in Cute.variables}
+    assert found == passed | SET_BY_JITKERN
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,7 @@ def test_the_variables_are_those_of_the_dsl():
         ({"environment": ["CUTE_DSL_ARCH"]}, "jitkern sets it"),
         ({"environment": ["CUTE_DSL_KEEP"]}, "changes nothing that is compiled"),
         ({"include": ["more"]}, "a file in Python includes none"),
+        ({"package_versions": {}}, "takes environment, .*, packages, strided, text, got package_v"),
     ],
 )
 def test_a_declaration_passes_on_what_changes_the_code_alone(keyword, reason):
