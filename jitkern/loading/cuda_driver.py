@@ -15,6 +15,7 @@ from typing import Any
 from jitkern._fork import after_fork
 from jitkern.errors import LaunchError, LoadError
 from jitkern.source.dtypes import TENSOR_MAP, table_of
+from jitkern.source.kinds import DRIVER
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 8, 9, 14  # CUfunction_attribute
@@ -41,7 +42,6 @@ _CELLS = {  # each parameter in eight bytes of its own, but for tensor maps and 
 _TENSOR_MAP_BYTES = 128  # also the alignment that the driver wants where it encodes
 _lock = threading.Lock()  # held while a thread asks for a limit and raises the limit
 after_fork(_lock)
-TABLE = "jitkern_driver"  # of functions that a library of host code calls
 _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and pointers to them
 
 
@@ -181,8 +181,8 @@ class _Entry(Structure):
 
 
 def bind(library: ctypes.CDLL) -> None:
-    """Give a library the functions of the driver that its TABLE names. Raises LoadError."""
-    driver, at = _driver(), ctypes.addressof(_Entry.in_dll(library, TABLE))
+    """Give a library the functions of the driver that its DRIVER names. Raises LoadError."""
+    driver, at = _driver(), ctypes.addressof(_Entry.in_dll(library, DRIVER))
     while name := (entry := _Entry.from_address(at)).name:
         entry.address = ctypes.cast(driver[name.decode()], c_void_p)
         at += ctypes.sizeof(_Entry)

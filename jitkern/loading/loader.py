@@ -18,7 +18,7 @@ from jitkern import loading, source as source_room
 from jitkern.errors import DeclarationError, LaunchError, LoadError
 from jitkern.loading import LOADED, kept_modes
 from jitkern.source.dtypes import DTYPES, STREAM
-from jitkern.source.kinds import CUDA, FUNCTION, TEXT, Extension, Generated, Source
+from jitkern.source.kinds import CUDA, DRIVER, FUNCTION, TEXT, Extension, Generated, Source
 
 if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
@@ -46,7 +46,7 @@ class HostFunction:
             for code in self.parameters
             if code
         ]
-        if hasattr(library, loading.cuda_driver.TABLE):
+        if hasattr(library, DRIVER):
             loading.cuda_driver.bind(library)
             self.passed = [*self.parameters, STREAM]
             self._types += [ctypes.c_void_p, ctypes.c_int]  # the stream and its device

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 FUNCTION = "jitkern_function"  # the symbol of a library that calls its kernel, from addresses
+DRIVER = "jitkern_driver"  # its table of functions of the CUDA driver, if it launches on a GPU
 TEXT = 1024  # bytes that it has for the text of an exception
 
 

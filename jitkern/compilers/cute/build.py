@@ -28,6 +28,7 @@ from jitkern.target import Target
 REMEDY = 'pip install "jitkern[cute]"'
 FOLDER, OBJECT = "build", "kernel.o"  # that the child process writes
 _PACKAGE = "nvidia-cutlass-dsl"
+_PLATFORM = "linux_x86_64"
 _UNKNOWN_ARCH = "jitkern: unknown arch"
 _LINKING = (  # no file of the C compiler's own, which would need its version of glibc
     "-O2", "-fPIC", "-shared", "-nostdlib", "-std=c17", "-Wl,-Bsymbolic", "-Wl,-z,defs",
@@ -53,8 +54,8 @@ def _installed(target: Target) -> tuple[str, str, str, Path]:
 def build(
     variant: Variant, target: Target, closure: Closure, staging: Path, processor: str
 ) -> Built:
-    """Do what `Compiler.compile` promises. processor: for host code, "" if none is known."""
-    if target.device != "cuda" or not processor:
+    """Do what `Compiler.compile` promises. processor: that host code is for."""
+    if target.device != "cuda" or target.platform != _PLATFORM:
         raise TargetError(f"{variant.op}: the CuTe DSL cannot build for {target}")
     check_platform(variant.op, target)
     compiler, (version, *_, library) = identity(target), _installed(target)

@@ -13,10 +13,7 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
-PROCESSORS = {  # for which host code is generated: the oldest ones of each platform
-    "linux_x86_64": "-mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2",
-    "linux_aarch64": "-mtriple=aarch64-unknown-linux-gnu -mcpu=generic",
-}
+PROCESSOR = "-mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2"  # that host code is for
 
 
 class CuteCompiler(Compiler):
@@ -28,11 +25,10 @@ class CuteCompiler(Compiler):
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         assert isinstance(source, Cute)
         packages = (f"{name}=={version}" for name, version in source.packages)
-        return (*source.flags, PROCESSORS.get(target.platform, ""), *packages)
+        return (*source.flags, PROCESSOR, *packages)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [cute.build.identity(target)]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-        processor = PROCESSORS.get(target.platform, "")
-        return cute.build.build(variant, target, closure, staging, processor)
+        return cute.build.build(variant, target, closure, staging, PROCESSOR)
