@@ -1,8 +1,12 @@
-"""What the site needs beside mkdocs.yml: pages from the root, public names, lists of parameters."""
+"""What the site needs beside mkdocs.yml: pages from the root, help texts, names, parameters."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import griffe
 from mkdocs.structure.files import File
 
 import jitkern
-from jitkern import cache_tools
+from jitkern import cache_tools, cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -33,9 +37,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name the module that defines each public name: `::: jitkern.prewarm` is found by its home."""
+    """Print the help texts, and name the module that defines each name after `:::`."""
     if page.file.src_uri not in PAGES.values():
         markdown = _linked(markdown, "../")
+    markdown = re.sub(r"^\$ jitkern (.* --help)$", _help, markdown, flags=re.MULTILINE)
     return re.sub(r"^::: (jitkern(?:\.cache_tools)?)\.(\w+)$", _home, markdown, flags=re.MULTILINE)
 
 
@@ -60,6 +65,15 @@ def _linked(markdown: str, root: str) -> str:
     return "".join(
         part if part.startswith("```") else re.sub(pattern, link, part) for part in parts
     )
+
+
+def _help(match: re.Match[str]) -> str:
+    """Return the line of a page that asks for the help of a command, with what that prints."""
+    printed = io.StringIO()
+    os.environ["COLUMNS"] = "80"
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        cli.main(shlex.split(match[1]))
+    return f"{match.group()}\n{printed.getvalue()}"
 
 
 def _home(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ import html.parser
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from urllib.parse import unquote
@@ -79,6 +80,17 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
             checked += 1
         assert '"content.code.copy"' in path.read_text()
     assert checked > 500
+
+
+@mkdocs
+@pytest.mark.long
+def test_the_page_of_the_command_line_prints_the_help_of_each_command(site):
+    page = (DOCS / "command_line.md").read_text()
+    asked = re.findall(r"^\$ (jitkern .*) --help$", page, re.MULTILINE)
+    printed = re.sub(r"<[^>]+>", "", (site / "command_line.html").read_text())
+    for command in asked:
+        assert f"$ {command} --help\nusage: {command} [options]" in printed
+    assert printed.count("options of every command:") == len(asked) > 20
 
 
 @mkdocs
