@@ -32,7 +32,7 @@ ROUNDS, CALLS = 10, 50
 ROUNDINGS = 4.0  # that the formula may be off; a kernel has the bound of `jitkern check`
 HEADER = "kernel", "source", "first call", "warm start", "a call", "PyTorch", "error"
 NEXT = """
-A kernel of your own:  jitkern init --kernel NAME, and docs/author_guide.md
+A kernel of your own:  jitkern init --kernel NAME, and docs/first_kernel.md
 a formula as kernel:   docs/pointwise.md
 every shipped op:      jitkern prewarm, then jitkern check jitkern
 which tools work here: jitkern doctor

@@ -37,11 +37,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Print the help texts, and name the module that defines each name after `:::`."""
+    """Print the help texts, and what the docstrings of public names say."""
     if page.file.src_uri not in PAGES.values():
         markdown = _linked(markdown, "../")
     markdown = re.sub(r"^\$ jitkern (.* --help)$", _help, markdown, flags=re.MULTILINE)
-    return re.sub(r"^::: (jitkern(?:\.cache_tools)?)\.(\w+)$", _home, markdown, flags=re.MULTILINE)
+    if page.file.src_uri == "api.md":
+        markdown = re.sub(r"^- `([\w.]+)`(?:: (.+))?$", _object, markdown, flags=re.MULTILINE)
+    return markdown
 
 
 def _linked(markdown: str, root: str) -> str:
@@ -76,14 +78,18 @@ def _help(match: re.Match[str]) -> str:
     return f"{match.group()}\n{printed.getvalue()}"
 
 
-def _home(match: re.Match[str]) -> str:
-    package, name = match.groups()
-    room = jitkern if package == "jitkern" else cache_tools
-    if name not in room._HOMES:
-        return match.group()
-    home = f"{room.__name__}.{room._HOMES[name]}"
-    home = getattr(getattr(room, name), "__module__", home)  # of what a function is wrapped around
-    return f"::: {home}.{name}\n    options:\n      heading: {package}.{name}"
+def _object(match: re.Match[str]) -> str:
+    """Return the block of mkdocstrings for a line of the list of names: a name, and its members."""
+    package, _, name = match[1].rpartition(".")
+    home = {"jitkern": jitkern, "jitkern.cache_tools": cache_tools}.get(package)
+    lines = [f"::: {match[1]}", "    options:", f"      heading: {match[1]}"]
+    if home and name in home._HOMES:
+        # A function that is wrapped names the module of what it is wrapped around.
+        of = getattr(getattr(home, name), "__module__", None)
+        lines[0] = f"::: {of or f'{package}.{home._HOMES[name]}'}.{name}"
+    if match[2]:
+        lines += [f"      members: [{match[2]}]", "      inherited_members: true"]
+    return "\n".join(["", *lines, ""])
 
 
 class Parameters(griffe.Extension):

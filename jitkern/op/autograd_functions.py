@@ -311,7 +311,7 @@ class _Refusal:
             f"{op.name}: a backward pass reached a call of this op, which has no gradient; "
             + (
                 "an op that changes its arguments can have none: call it under torch.no_grad(), or "
-                "from a torch.autograd.Function, as under `In place` in docs/author_guide.md"
+                "from a torch.autograd.Function, as under `In place` in docs/gradients.md"
                 if op.signature.changed
                 else f"add @{op.__name__}.backward, or call the op under torch.no_grad()"
             )

@@ -100,7 +100,7 @@ class Gradient:
         if signature.changed:
             raise DeclarationError(
                 f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
-                "call it from an autograd.Function, as under `In place` in docs/author_guide.md"
+                "call it from an autograd.Function, as under `In place` in docs/gradients.md"
             )
         lists = any(str(a.type) == "List[Tensor]" for a in (*arguments, *signature.returns))
         self.order = ArgumentLayout(self) if not lists else None

@@ -2,9 +2,8 @@
 
 A block whose first line is a path is written there. Python blocks run in processes of their own; a
 `text` block right behind one is what it prints. Each line of a shell block is a command. Pages with
-tests of their own: deploying.md (test_deploy.py), fleet.md (test_fleet_page.py and
-remote/test_recipes.py), serve.md (test_serve_guide.py), from_cuda_extension.md (test_readme.py), and CONTRIBUTING.md
-(test_contributing.py).
+tests of their own: shipping.md (test_shipping.py and remote/test_recipes.py), from_cuda_extension.md
+(test_readme.py), and CONTRIBUTING.md (test_contributing.py).
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from jitkern import Cache, cache_tools
 from jitkern.config import Config
 from jitkern.target import this_platform
 
-ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
-COMPILE_MUCH = ("DESCRIPTION.md", "author_guide.md", "pointwise.md")
-PREWARM = ("author_guide.md", "cache.md", "launch_functions.md")  # the node of recorder.cpp, too
+ELSEWHERE = ("shipping.md", "from_cuda_extension.md", "CONTRIBUTING.md")
+COMPILE_MUCH = ("DESCRIPTION.md", "first_kernel.md", "gradients.md", "pointwise.md")
+# The node of recorder.cpp, too.
+PREWARM = ("first_kernel.md", "gradients.md", "cache.md", "launch_functions.md")
 QUICK = ("README.md", "install.md")
 
 
@@ -134,8 +134,8 @@ def test_the_snippets_of_a_page_run(page, reader):
 
 
 def shown(program: str, reader: Reader) -> None:
-    """Check that a program is what `explain` prints for the kernel of author_guide.md."""
-    for block in blocks_of(REPOSITORY / "docs" / "author_guide.md"):
+    """Check that a program is what `explain` prints for the kernel of first_kernel.md."""
+    for block in blocks_of(REPOSITORY / "docs" / "first_kernel.md"):
         if block.file.startswith("scale/"):
             reader.write(block.file, block.text)
     reader.shell("jitkern prewarm scale")

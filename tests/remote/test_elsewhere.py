@@ -67,9 +67,9 @@ def test_a_web_server_serves_what_was_pushed_into_a_directory(
 
 
 def test_a_registry_of_images_carries_a_bundle_as_the_guide_says(tmp_path, cache_dir, full):
-    """docs/deploying.md: `cache pack` and `oras push`. The client is oras-py, whose command is a few lines of it."""
+    """docs/shipping.md: `cache pack` and `oras push`. The client is oras-py, whose command is a few lines of it."""
     pytest.importorskip("oras", reason='oras is not installed: pip install -e ".[conformance]"')
-    guide = (REPOSITORY / "docs" / "deploying.md").read_text()
+    guide = (REPOSITORY / "docs" / "shipping.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     (script,) = [block for block in blocks if "oras push" in block]
     removal = "rm kernels.tar.zst\n"

@@ -1,4 +1,4 @@
-"""docs/fleet.md: its recipes for buckets, servers, disks and pods run as they are written there. And nginx of serve.md."""
+"""docs/shipping.md: its recipes for buckets, servers, disks and pods run as they are written there."""
 
 from __future__ import annotations
 
@@ -17,28 +17,20 @@ from pathlib import Path
 import pytest
 import servers
 from bucket_stubs import BUCKET, serving
-from helpers import LONGEST, REPOSITORY
-from test_deploy import SERVE
+from helpers import LONGEST
+from test_shipping import PAGE, SERVE, block
 
 from jitkern.cli import parser
 from jitkern.config import Config
 from jitkern.remote import layout
 from jitkern.target import Target
 
-PAGE = (REPOSITORY / "docs" / "fleet.md").read_text()
-SERVE_PAGE = (REPOSITORY / "docs" / "serve.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 KEY = "ed25519 7ygbmVtqSqDGBQ9C9iQ8t4eA6rpR9BdcT8cbvJiNxUM= release"  # of the page
 URL = f"s3://{BUCKET}/mypkg"
 PYTHON = f"{sys.executable} -W ignore"
 PROGRAMS = (
     f'python() {{ {PYTHON} "$@"; }}; jitkern() {{ {PYTHON} -m jitkern "$@"; }}; pip() {{ :; }}\n'
 )
-
-
-def block(language, containing):
-    (text,) = (text for kind, text in BLOCKS if kind == language and containing in text)
-    return text
 
 
 class Release:
@@ -83,9 +75,9 @@ def release(tmp_path_factory):
 
 
 def settings_of_a_remote(url=URL):
-    text = block("toml", 'remote = "')
-    assert f'"{URL}"' in text
-    return text.replace(URL, url)
+    text = block("toml", 'remote = "').replace(URL, url)
+    assert f'"{url}"' in text
+    return "".join(line for line in text.splitlines(True) if "token" not in line)
 
 
 def assert_nothing_was_compiled(stats):
@@ -221,7 +213,7 @@ def pushed(release, folder):
 @pytest.mark.conformance
 def test_nginx_serves_a_directory_as_the_page_configures_it(release, tmp_path):
     root = pushed(release, tmp_path)
-    site = block("nginx", "server_name")
+    site = block("nginx", "root /srv")
     assert "root /srv/kernels;" in site
     tmp_path.chmod(0o755)
     (tmp_path / "nginx").mkdir()
@@ -249,7 +241,7 @@ MISSING = "python -c 'import torch, mypkg; mypkg.add_relu(*[torch.ones(3, dtype=
 
 @pytest.mark.conformance
 def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
-    (site,) = re.findall(r"^```nginx\n(.*?)^```", SERVE_PAGE, re.DOTALL | re.MULTILINE)
+    site = block("nginx", "proxy_cache_path")
     openssl = servers.program("openssl", "apt-get install openssl")
     certificate = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout {tmp_path}/kernels.key -out {tmp_path}/kernels.crt"
     subprocess.run([openssl, *certificate.split()], check=True, capture_output=True)
@@ -361,9 +353,10 @@ def variables(container, folder):
 
 
 def test_the_service_is_started_with_options_that_exist(tmp_path, monkeypatch):
-    program, *arguments = shlex.split(block("sh", "jitkern serve"))
+    program, *arguments = shlex.split(block("sh", "jitkern serve").splitlines()[-1])
     monkeypatch.chdir(tmp_path)
-    (tmp_path / arguments[arguments.index("--key") + 1]).touch()
+    for option in ("--key", "--token-file"):
+        (tmp_path / arguments[arguments.index(option) + 1]).touch()
     parsed = parser(arguments).parse_args(arguments)
     assert (program, parsed.what) == ("jitkern", ["mypkg"])
     assert f"--from {parsed.record}" in PAGE

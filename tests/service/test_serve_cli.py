@@ -156,7 +156,7 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
 def test_what_cron_runs_pushes_what_was_built(tmp_path, cli):
     assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
     bucket = (tmp_path / "bucket").as_uri()
-    page = (REPOSITORY / "docs" / "serve.md").read_text()
+    page = (REPOSITORY / "docs" / "shipping.md").read_text()
     command = re.search(r"^\*/10 .* \S+/jitkern (remote push .*)", page, re.MULTILINE)[1].split()
     command[command.index("--to") + 1] = bucket
     command[command.index("--key") + 1] = str(tmp_path / "key")
