@@ -8,7 +8,6 @@ from pages import DOCS, PAGES, anchor_of, blocks_of, headings_of, links_of
 
 import jitkern
 from jitkern import cache_tools, errors
-from jitkern.cli import COMMANDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -69,9 +68,14 @@ def test_each_error_has_an_entry_with_an_example():
         assert "```python" in entry and "```text" in entry, name
 
 
-def test_every_command_has_a_line():
-    for name in COMMANDS:
-        assert f"jitkern {name}" in (DOCS / "command_line.md").read_text()
+def test_the_files_that_stand_beside_fifty_kinds_of_fault_exist():
+    text = (DOCS / "where.md").read_text()
+    rows = re.findall(r"^\| (.+) \| (`.+`) \|$", text, re.MULTILINE)
+    titles = 2
+    assert 50 <= len(rows) == text.count("\n| ") - titles
+    for fault, files in rows:
+        for file in re.findall(r"`([^`]+)`", files):
+            assert (REPOSITORY / file).is_file(), fault
 
 
 def test_what_pip_is_told_to_install_exists():
