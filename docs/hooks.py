@@ -37,7 +37,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Print the help texts, and what the docstrings of public names say."""
+    """Print the help texts, files that a line links, and the docstrings of public names."""
+    shown = r"^\[.+\]\(\.\./(examples/shipping/.+)\)$"
+    markdown = re.sub(shown, _file, markdown, flags=re.MULTILINE)
     if page.file.src_uri not in PAGES.values():
         markdown = _linked(markdown, "../")
     markdown = re.sub(r"^\$ jitkern (.* --help)$", _help, markdown, flags=re.MULTILINE)
@@ -76,6 +78,13 @@ def _help(match: re.Match[str]) -> str:
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         cli.main(shlex.split(match[1]))
     return f"{match.group()}\n{printed.getvalue()}"
+
+
+def _file(match: re.Match[str]) -> str:
+    """Return the block of code that shows a file of the repository."""
+    path = ROOT / match[1]
+    language = {".conf": "nginx", ".service": "ini"}.get(path.suffix, path.suffix[1:])
+    return f'\n```{language} title="{match[1]}"\n{path.read_text()}```\n'
 
 
 def _object(match: re.Match[str]) -> str:

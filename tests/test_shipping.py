@@ -1,4 +1,5 @@
-"""docs/shipping.md does what it says: its image is built in directories, its lines are run, its units parse.
+"""docs/shipping.md does what it says: its image is built in directories, its lines are run, its units
+parse, and so do the files of examples/shipping.
 
 The recipes for buckets, servers, disks and pods are run by remote/test_recipes.py.
 """
@@ -53,6 +54,12 @@ for dtype in (torch.float32, torch.float64):
 background.settle()
 json.dump(jitkern.stats(), open(f"rank-{os.environ['RANK']}.json", "w"))
 """
+
+
+def recipe(name):
+    """A file of examples/shipping, which the page links."""
+    assert f"(../examples/shipping/{name})" in PAGE
+    return (REPOSITORY / "examples" / "shipping" / name).read_text()
 
 
 def block(language, containing, page=PAGE):
@@ -236,7 +243,7 @@ def layered(project, monkeypatch, recorder_cache):
 
 @pytest.mark.long
 def test_the_pods_of_a_job_leave_bundles_that_are_the_whole(layered, tmp_path):
-    manifest = block("yaml", "completionMode")
+    manifest = recipe("prewarm-job.yaml")
     (count,) = {int(n) for n in re.findall(r"(?:completions|parallelism): (\d+)", manifest)}
     script = re.search(r"args:\n +- \|\n((?: {14}.*\n)+)", manifest)[1]
     assert f" + 1))/{count}\n" in script
@@ -246,7 +253,7 @@ def test_the_pods_of_a_job_leave_bundles_that_are_the_whole(layered, tmp_path):
         cache = {"JITKERN_CACHE_DIR": str(tmp_path / f"pod-{index}")}
         pod = {"JOB_COMPLETION_INDEX": str(index), **cache}
         shell(script.replace("/bundles", str(bundles)), layered, **pod)
-    shell(block("sh", "cache unpack").replace("/bundles", str(bundles)), layered)
+    shell(block("sh", 'cache unpack "$part"').replace("/bundles", str(bundles)), layered)
     assert built(shell("jitkern prewarm mypkg", layered, JITKERN_COMPILE="never")) == 0
 
 
@@ -265,8 +272,7 @@ def test_the_tasks_of_an_array_build_the_whole(layered):
 def test_an_executor_of_the_page_builds_the_whole(kind, layered):
     """By the command as pip installs it, whose script the workers of Dask must not run again."""
     file = f"with_{kind}.py"
-    text = block("python", f"# {file}").replace('cluster="slurm"', 'cluster="local"')
-    (layered / file).write_text(text)
+    (layered / file).write_text(recipe(file).replace('cluster="slurm"', 'cluster="local"'))
     (line,) = (line for line in block("sh", "with_dask").splitlines() if f"with_{kind}:" in line)
     assert built(shell(f"command {line}", layered, **OF_RAY)) > 10
     assert built(shell("jitkern prewarm mypkg", layered, JITKERN_COMPILE="never")) == 0
@@ -339,7 +345,7 @@ def test_the_settings_are_settings(tmp_path):
 
 def test_what_cron_runs_is_of_the_unit_and_is_a_command(monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda _: True)  # keys of other machines
-    unit, entry = block("ini", "Service"), block("crontab", "push")
+    unit, entry = recipe("jitkern-serve.service"), block("crontab", "push")
     assert all(re.fullmatch(r"\*(/\d+)?", field) for field in entry.split()[:5])
     cache, program, *arguments = shlex.split(entry)[5:]
     assert f"Environment={cache}\n" in unit and f"ExecStart={program} serve " in unit
@@ -351,10 +357,10 @@ def commands():
     """The command lines of the page that start the service."""
     unit = configparser.ConfigParser()
     unit.optionxform = str
-    unit.read_string(block("ini", "Service"))
+    unit.read_string(recipe("jitkern-serve.service"))
     yield unit["Service"]["ExecStart"]
     yaml = pytest.importorskip("yaml", reason="needs the extra docs: pip install jitkern[docs]")
-    deployment, service = yaml.safe_load_all(block("yaml", "Deployment"))
+    deployment, service = yaml.safe_load_all(recipe("service.yaml"))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     (script,) = container["args"]
     yield script.partition("exec ")[2]

@@ -18,7 +18,7 @@ import pytest
 import servers
 from bucket_stubs import BUCKET, serving
 from helpers import LONGEST
-from test_shipping import PAGE, SERVE, block
+from test_shipping import PAGE, SERVE, block, recipe
 
 from jitkern.cli import parser
 from jitkern.config import Config
@@ -123,7 +123,7 @@ def asked(stub, since):
 @pytest.mark.long
 def test_a_bucket_is_used_as_its_policy_lets(release, tmp_path):
     pytest.importorskip("obstore")
-    policy = json.loads(block("json", "Statement"))
+    policy = json.loads(recipe("bucket-policy.json"))
     script = block("sh", "--to s3://")
     names = set()
     with serving("s3") as stub:
@@ -213,7 +213,7 @@ def pushed(release, folder):
 @pytest.mark.conformance
 def test_nginx_serves_a_directory_as_the_page_configures_it(release, tmp_path):
     root = pushed(release, tmp_path)
-    site = block("nginx", "root /srv")
+    site = recipe("static-server.conf")
     assert "root /srv/kernels;" in site
     tmp_path.chmod(0o755)
     (tmp_path / "nginx").mkdir()
@@ -241,7 +241,7 @@ MISSING = "python -c 'import torch, mypkg; mypkg.add_relu(*[torch.ones(3, dtype=
 
 @pytest.mark.conformance
 def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
-    site = block("nginx", "proxy_cache_path")
+    site = recipe("service-proxy.conf")
     openssl = servers.program("openssl", "apt-get install openssl")
     certificate = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout {tmp_path}/kernels.key -out {tmp_path}/kernels.crt"
     subprocess.run([openssl, *certificate.split()], check=True, capture_output=True)
@@ -321,7 +321,7 @@ def test_the_settings_of_the_page_are_settings(tmp_path):
 @pytest.mark.long
 def test_the_init_container_fills_the_cache_of_its_pod(release, tmp_path):
     yaml = pytest.importorskip("yaml", reason="needs the extra docs: pip install jitkern[docs]")
-    settings, pod = yaml.safe_load_all(block("yaml", "initContainers"))
+    settings, pod = yaml.safe_load_all(recipe("pod.yaml"))
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     (first,), (second,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
     for container in (first, second):
