@@ -38,7 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Print the help texts, files that a line links, and the docstrings of public names."""
-    shown = r"^\[.+\]\(\.\./(examples/shipping/.+)\)$"
+    shown = r"^\[.+\]\(\.\./(examples/\S+)\)$"
     markdown = re.sub(shown, _file, markdown, flags=re.MULTILINE)
     if page.file.src_uri not in PAGES.values():
         markdown = _linked(markdown, "../")
@@ -83,7 +83,8 @@ def _help(match: re.Match[str]) -> str:
 def _file(match: re.Match[str]) -> str:
     """Return the block of code that shows a file of the repository."""
     path = ROOT / match[1]
-    language = {".conf": "nginx", ".service": "ini"}.get(path.suffix, path.suffix[1:])
+    others = {".conf": "nginx", ".service": "ini", ".cu": "cuda"}
+    language = others.get(path.suffix, path.suffix[1:])
     return f'\n```{language} title="{match[1]}"\n{path.read_text()}```\n'
 
 

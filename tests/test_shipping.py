@@ -57,8 +57,8 @@ json.dump(jitkern.stats(), open(f"rank-{os.environ['RANK']}.json", "w"))
 
 
 def recipe(name):
-    """A file of examples/shipping, which the page links."""
-    assert f"(../examples/shipping/{name})" in PAGE
+    """A file of examples/shipping, which a page links."""
+    assert f"(../examples/shipping/{name})" in PAGE + REFERENCE
     return (REPOSITORY / "examples" / "shipping" / name).read_text()
 
 
@@ -211,13 +211,9 @@ def test_eight_ranks_compile_each_kernel_once(project, cache_dir):
 @pytest.mark.long
 def test_the_mega_cache_brings_the_kernels_along(project, tmp_path):
     pytest.importorskip("torch.compiler._cache")
-    save, load = block("python", "# save.py"), block("python", "# load.py")
-    for text, environment in (
-        (save, {}),
-        (load, {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "JITKERN_COMPILE": "never"}),
-    ):
-        name = text.partition("\n")[0].removeprefix("# ")
-        (project / name).write_text(text)
+    elsewhere = {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "JITKERN_COMPILE": "never"}
+    for name, environment in (("save.py", {}), ("load.py", elsewhere)):
+        (project / name).write_text(recipe(name))
         shell(f"python {name}", project, **environment)
 
 
@@ -314,7 +310,7 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
     )  # fmt: skip
     try:
         url = re.search(r"http://\S+:\d+", process.stdout.readline())[0]
-        (home / "ask.py").write_text(block("python", "# ask.py", REFERENCE))
+        (home / "ask.py").write_text(recipe("ask.py"))
         other = {
             "JITKERN_CACHE_DIR": str(tmp_path / "other"),
             "JITKERN_COMPILE": "never",

@@ -22,13 +22,18 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The code blocks of a page, in order; those in lists count too."""
+    """The code blocks of a page, in order; so are files of examples/ that a line links."""
     text = page.read_text()
     blocks = []
-    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        named = re.match(r"(?:#|//) ([\w.-]+(?:/[\w.-]+)*\.\w+)\n", match[2])
+    fenced, linked = r"^```(\w*)\n(.*?)^```$", r"^\[.+\]\(\.\./examples/(\S+)\)$"
+    for match in re.finditer(f"{fenced}|{linked}", text, re.DOTALL | re.MULTILINE):
         line = text.count("\n", 0, match.start()) + 1
-        blocks.append(Block(match[1], match[2], named[1] if named else "", line))
+        if match[3]:
+            file = REPOSITORY / "examples" / match[3]
+            blocks.append(Block(file.suffix[1:], file.read_text(), match[3], line))
+        else:
+            named = re.match(r"(?:#|//) ([\w.-]+(?:/[\w.-]+)*\.\w+)\n", match[2])
+            blocks.append(Block(match[1], match[2], named[1] if named else "", line))
     return blocks
 
 
