@@ -27,20 +27,20 @@ ORDER = (
 )  # fmt: skip
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
-    "beside": 1452,
+    "beside": 1453,
     "files": 450,
-    "config": 919,
+    "config": 920,
     "cache": 1873,
-    "source": 3332,
+    "source": 3370,
     "cache_tools": 1716,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5463,
-    "loading": 697,
+    "compilers": 5952,
+    "loading": 715,
     "jit": 794,
-    "launch": 3530,
-    "trace": 2575,
-    "runtime": 3366,
+    "launch": 3542,
+    "trace": 2576,
+    "runtime": 3368,
     "op": 3160,
     "raw": 734,
     "dropin": 703,
@@ -48,7 +48,7 @@ BUDGETS = {
     "prewarming": 1556,
     "devtools": 1075,
     "service": 1151,
-    "cli": 3163,
+    "cli": 3165,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")
 # Of named tuples, of tensors, of modules of Torch, of processes: not private, or not ours.

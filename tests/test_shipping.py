@@ -328,7 +328,6 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
     finally:
         process.kill()
         process.wait()
-    assert (home / "asked.jsonl").read_text().count("mypkg::scale") == 1
 
 
 def test_the_settings_are_settings(tmp_path):
