@@ -122,13 +122,11 @@ class Import:
             self.module = self._imported(path, package)
 
     def note_missing(self, error: ModuleNotFoundError, asks: dict[str, Any]) -> None:
-        """Note that a covered file asks for a module that is not there."""
-        if error.name and "." not in error.name and self._covers(asks):
-            self.facts[f"module {error.name}"] = False
-
-    def _covers(self, asks: dict[str, Any]) -> bool:
+        """Note that a covered file asks for a module that is not there. asks: its globals."""
         file = asks.get("__file__") if self._is_importing else None
-        return isinstance(file, str) and self._real(file) in self.covered
+        covered = isinstance(file, str) and self._real(file) in self.covered
+        if covered and error.name and "." not in error.name:
+            self.facts[f"module {error.name}"] = False
 
     def _imported(self, path: Path, package: str) -> ModuleType:
         name = path.stem
@@ -381,26 +379,23 @@ def _asked_of_files(world: Import, real: Any, path: Any, *more: Any, **options: 
 
 
 def _import(world: Import, real: Any, name: str, *more: Any, **named: Any) -> Any:
-    """Do what an import statement does, and note which modules it imports.
+    """Do what an import statement does, and note a module that is not there.
 
     more, named: the globals of the code, its locals, the names that it imports, and the level.
     """
-    given = {**dict(zip(("globals", "locals", "fromlist", "level"), more)), **named}
-    asks = given.get("globals") or {}
     try:
         return real(name, *more, **named)
     except ModuleNotFoundError as e:
-        world.note_missing(e, asks)
+        world.note_missing(e, (more[0] if more else named.get("globals")) or {})
         raise
 
 
 def _import_module(world: Import, real: Any, name: str, package: str | None = None) -> Any:
-    """Do what `importlib.import_module` does, and note which module it imports."""
-    asks = sys._getframe(1).f_globals
+    """Do what `importlib.import_module` does, and note a module that is not there."""
     try:
         return real(name, package)
     except ModuleNotFoundError as e:
-        world.note_missing(e, asks)
+        world.note_missing(e, sys._getframe(1).f_globals)
         raise
 
 
