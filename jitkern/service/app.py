@@ -127,7 +127,7 @@ class Application:
         """Answer with the outcome of a build, once it is done."""
         body = await _body(request)
         try:
-            asked = await run_in_threadpool(parsed, body, self._server.modules)
+            asked = await run_in_threadpool(parsed, body)
         except ValueError as e:
             return refuse(422 if isinstance(e, TargetError) else 400, f"{e!s:.1000}")
         if asked.op not in self._server.ops:

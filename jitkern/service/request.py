@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from jitkern.errors import TargetError
@@ -49,11 +48,8 @@ class Asked(NamedTuple):
         return hashlib.sha256("\n".join((self.line, *self.targets)).encode()).hexdigest()
 
 
-def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
-    """Return the request in the body of a POST. Raises ValueError, and TargetError for a target.
-
-    modules: the modules that declare the known ops; what the client says of them is not used.
-    """
+def parsed(body: bytes) -> Asked:
+    """Return the request in the body of a POST. Raises ValueError, TargetError."""
     try:
         fields = _loaded(body)
         schema, want = fields["schema"], fields.get("want", [])
@@ -77,7 +73,7 @@ def parsed(body: bytes, modules: Mapping[str, str]) -> Asked:
         raise ValueError(f'it is not a request to build: it has no "{e.args[0]}"') from e
     except (TypeError, LookupError, AttributeError, RecursionError) as e:
         raise ValueError(f"it is not a request to build: {e!r:.200}") from e
-    line["module"] = modules.get(line["op"], "")  # `prewarm --from` imports it
+    line["module"] = ""  # what the client says of it is not used
     text = json.dumps(line, separators=(",", ":"))
     return Asked(text, line["op"], targets, frozenset(digest[:16] for digest in want))
 

@@ -54,7 +54,6 @@ class Server:
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.ops: Mapping[str, Op] = {op.name: op for op in ops}
-        self.modules = {op.name: op.module for op in ops}
         self.token = token
         self.tell = tell
         self.draining = False
