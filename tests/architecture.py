@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1716,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5952,
+    "compilers": 5947,
     "loading": 715,
     "jit": 794,
     "launch": 3542,
@@ -47,7 +47,7 @@ BUDGETS = {
     "composition": 3457,
     "prewarming": 1556,
     "devtools": 1075,
-    "service": 1151,
+    "service": 1146,
     "cli": 3165,
 }
 PRODUCT = ("jitkern", "cache_tools", "kernels_src", "benches")

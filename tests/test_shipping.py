@@ -345,7 +345,7 @@ def test_what_cron_runs_is_of_the_unit_and_is_a_command(monkeypatch):
     cache, program, *arguments = shlex.split(entry)[5:]
     assert f"Environment={cache}\n" in unit and f"ExecStart={program} serve " in unit
     parsed = parser(arguments).parse_args(arguments)
-    assert f"--key {parsed.key} " in unit and parsed.url == "s3://kernels/mypkg"
+    assert f"--key {parsed.key}\n" in unit and parsed.url == "s3://kernels/mypkg"
 
 
 def commands():

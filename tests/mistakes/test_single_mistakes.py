@@ -44,7 +44,7 @@ def test_a_text_for_a_list(name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "meant"), [("cpp", "cpu"), ("cude", "cuda"), ("tritn", "triton"), ("gpu", "cuda")]
+    ("kind", "meant"), [("cpp", "cpu"), ("cudda", "cuda"), ("tritn", "triton"), ("gpu", "cuda")]
 )
 def test_a_kind_of_launch_that_is_none(kind, meant):
     op = kernel(schema())

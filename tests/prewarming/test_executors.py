@@ -10,7 +10,7 @@ import sys
 import pytest
 from fleet_packages import DIES_ONCE, places
 from helpers import LONGEST, alive, last_json, until
-from test_fleet_page import OF_RAY, block, needs_ray
+from test_shipping import OF_RAY, needs_ray, recipe
 
 DRIVER = """
 import os, signal, sys
@@ -30,7 +30,7 @@ KINDS = [
 def driver(tmp_path):
     """Begin the command in a process and a group of its own, beside the page's files."""
     for kind in ("dask", "ray"):
-        (tmp_path / f"with_{kind}.py").write_text(block("python", f"# with_{kind}.py"))
+        (tmp_path / f"with_{kind}.py").write_text(recipe(f"with_{kind}.py"))
 
     def begun(*arguments):
         return subprocess.Popen(

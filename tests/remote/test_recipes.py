@@ -359,4 +359,3 @@ def test_the_service_is_started_with_options_that_exist(tmp_path, monkeypatch):
         (tmp_path / arguments[arguments.index(option) + 1]).touch()
     parsed = parser(arguments).parse_args(arguments)
     assert (program, parsed.what) == ("jitkern", ["mypkg"])
-    assert f"--from {parsed.record}" in PAGE
