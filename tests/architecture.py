@@ -40,7 +40,7 @@ BUDGETS = {
     "jit": 794,
     "launch": 3542,
     "trace": 2576,
-    "runtime": 3368,
+    "runtime": 3373,
     "op": 3160,
     "raw": 734,
     "dropin": 703,

@@ -46,6 +46,7 @@ class CallClassState:
         self.backoff = 0  # calls until the next trace: exponential backoff
         self.appended = False  # whether a program serves, or will as soon as there is a runtime
         self.refused = ""  # why the calls keep the Python launcher
+        self.rejects: KnownAs | None = None  # a program that C had, perhaps, as it missed a call
         self.forgotten = False  # whether the launch function was declared again
 
     def is_due(self) -> bool:

@@ -44,7 +44,11 @@ def specialize(
             )
         loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
         programs.append(state, loaded, device, traced.frozen)
-        if known_as(loaded, device) in tried:
+        if (known := known_as(loaded, device)) in tried:
+            if known != state.rejects:  # another thread may have appended it after C had looked
+                state.rejects = known
+                state.back_off(refused=True)
+                return
             place = defined_at(getattr(function, "__wrapped__", function))
             raise Unsupported(  # noqa: TRY301
                 f"{place}a program for these calls exists, but rejected this one (for example "

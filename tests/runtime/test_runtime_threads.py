@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 
 import pytest
 import torch
@@ -62,6 +63,35 @@ def test_eight_threads_make_each_program_once(scale, square, appended):
         known = programs_of(op)
         assert 0 < appended.count(known.number) == len(known.known)
         assert not known.refused
+
+
+def test_another_threads_program_has_rejected_no_earlier_call(scale):
+    """One thread misses, and waits as it enters Python, while another one's program is appended."""
+    op, in_python, appended = scale(), threading.Event(), threading.Event()
+    builtin = torch._C._jit_get_operation(op.name)[0]
+
+    def wait(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.endswith("dispatch.py"):
+            sys.setprofile(None)
+            in_python.set()
+            appended.wait(LONGEST)
+
+    def early():
+        sys.setprofile(wait)
+        assert torch.equal(builtin(X, 2.0), 2 * X)
+
+    def late():
+        in_python.wait(LONGEST)
+        op(X, 2.0)
+        specializer.settle()
+        appended.set()
+
+    run_threads(early, late)
+    specializer.settle()
+    assert programs_of(op).known and not programs_of(op).refused
+    before = misses(op)
+    op(X, 3.0)
+    assert misses(op) == before
 
 
 @pytest.mark.long
