@@ -1,5 +1,6 @@
 """The real Triton, in its child process; it needs no GPU."""
 
+import importlib
 import os
 import py_compile
 import signal
@@ -446,6 +447,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 def test_what_an_import_reads_follows_from_no_earlier_import(build, monkeypatch):
+    importlib.import_module("setuptools")  # adds to sys.path, whenever a thread imports it
     head = f"{HEAD}import packaging.version, networkx\n"
     source = Triton("k.py", folder=str(build.folder))
     found = []
