@@ -58,8 +58,9 @@ class Fork:
 
     def has(self, file: str, world: dict[str, Any]) -> bool:
         """Return whether the process may answer for a file in a world."""
-        same = all(_now(name, world) == value for name, value in self.facts.items())
-        return self.file == file and same
+        return self.file == file and all(
+            _now(name, world) == value for name, value in self.facts.items()
+        )
 
 
 def _now(fact: str, world: dict[str, Any]) -> Any:
