@@ -288,7 +288,7 @@ for i in $(seq 6000); do [ -e main.pid ] && break; sleep 0.05; done
         jit.ensure(two, CPU)
     assert not (tmp_path / "lived").exists()
     assert "other.cpp" in e.value.command
-    assert not alive(int((tmp_path / "main.pid").read_text()))
+    until(lambda: not alive(int((tmp_path / "main.pid").read_text())))  # its parent was ninja
 
 
 @pytest.mark.long

@@ -58,9 +58,7 @@ class Fork:
 
     def has(self, file: str, world: dict[str, Any]) -> bool:
         """Return whether the process may answer for a file in a world."""
-        return self.file == file and all(
-            _now(name, world) == value for name, value in self.facts.items()
-        )
+        return self.file == file and all(_now(f, world) == v for f, v in self.facts.items())
 
 
 def _now(fact: str, world: dict[str, Any]) -> Any:
