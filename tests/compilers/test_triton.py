@@ -447,7 +447,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 @pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 def test_what_an_import_reads_follows_from_no_earlier_import(build, monkeypatch):
-    importlib.import_module("setuptools")  # adds to sys.path, whenever a thread imports it
+    importlib.import_module("setuptools")  # adds distributions below itself to sys.path
     head = f"{HEAD}import packaging.version, networkx\n"
     source = Triton("k.py", folder=str(build.folder))
     found = []

@@ -84,7 +84,8 @@ class Import:
         folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
         folders |= {site.getusersitepackages(), *site.getsitepackages()}
         folders |= {path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))}
-        self._installed = tuple(f"{os.path.realpath(path)}{os.sep}" for path in folders)
+        installed = (f"{os.path.realpath(path)}{os.sep}" for path in folders)
+        self._installed = tuple(sorted(installed, key=len, reverse=True))  # one may be in another
         base = os.path.realpath(sys.base_prefix)
         self._system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
         self._jitkern = f"{os.path.realpath(Path(__file__).parents[2])}{os.sep}"
