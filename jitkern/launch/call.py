@@ -17,7 +17,7 @@ from jitkern.launch.symbols import concrete
 from jitkern.source.declarations import Encoded
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import Constant, codes_of_torch
-from jitkern.source.kinds import CUDA, Source, Variant
+from jitkern.source.kinds import ImportedSource, Source, Variant
 from jitkern.source.triton_decorators import (
     TRITON_OPTIONS,
     TritonConfig,
@@ -130,7 +130,7 @@ def variant_of(
     if not source.in_python:
         template = tuple((name, _constant(where, name, value)) for name, value in call.template)
         return Variant(op, unit_of(source, call.function), call.function, template), None
-    if source.flat:
+    if isinstance(source, ImportedSource):
         return _flat_variant(op, source, call, where), None
     declared = declared_in(where, source, call.function, target)
     explicit = dict(call.template)
@@ -168,15 +168,10 @@ def variant_of(
     return variant, positions
 
 
-def _flat_variant(op: str, source: Source, call: Call, where: str) -> Variant:
-    if unknown := sorted(call.keywords.keys() - ({"grid"} if source.runs == CUDA else ())):
-        takes = (
-            "a cuTile kernel takes a `grid` alone: options like num_ctas stand at `@ct.kernel(...)`"
-            if source.runs == CUDA
-            else "a function of CuTe takes no keyword: it computes its grid itself"
-        )
+def _flat_variant(op: str, source: ImportedSource, call: Call, where: str) -> Variant:
+    if unknown := sorted(call.keywords.keys() - {*source.keywords}):
         raise LaunchError(
-            f"{where}: `{call.function}` was launched with `{unknown[0]}`, and {takes}"
+            f"{where}: `{call.function}` was launched with `{unknown[0]}`, and {source.takes}"
         )
     template = tuple((name, _number(where, name, value)) for name, value in call.template)
     what = f"`{call.function}` of {where}"

@@ -435,6 +435,8 @@ class ImportedSource(PythonSource):
     options: ClassVar[tuple[str, ...]] = ()  # of the compiler, that `flags` may give
     variables: ClassVar[tuple[str, ...]] = ()  # of the compiler, that `environment` may name
     prefix: ClassVar[str] = "-"  # of all variables of the compiler
+    keywords: ClassVar[tuple[str, ...]] = ()  # that a launch takes
+    takes: ClassVar[str]  # what messages say of keywords
 
     def __init__(
         self,
@@ -458,6 +460,11 @@ class ImportedSource(PythonSource):
                 f"{self.prefix}* it takes {', '.join(self.variables)}"
             )
 
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The packages as pip names them."""
+        return tuple(f"{name}=={version}" for name, version in self.packages)
+
 
 class CuTile(ImportedSource):
     """A `.py` file of `@ct.kernel` functions of `cuda.tile`."""
@@ -465,6 +472,10 @@ class CuTile(ImportedSource):
     kind: ClassVar[str] = "cutile"
     compiler: ClassVar[str] = "jitkern.compilers.cutile.compiler:CuTileCompiler"
     language: ClassVar[tuple[str, ...]] = ("cuda.tile",)
+    keywords: ClassVar[tuple[str, ...]] = ("grid",)
+    takes: ClassVar[str] = (
+        "a cuTile kernel takes a `grid` alone: options like num_ctas stand at `@ct.kernel(...)`"
+    )
 
 
 class Cute(ImportedSource):
@@ -483,6 +494,7 @@ class Cute(ImportedSource):
         "CUTE_DSL_LOC_TRACEBACKS", "CUTE_DSL_TOLERATE_M2M", "CUTE_DSL_WARNINGS_AS_ERRORS",
     )  # fmt: skip
     prefix: ClassVar[str] = "CUTE_DSL_"
+    takes: ClassVar[str] = "a function of CuTe takes no keyword: it computes its grid itself"
 
 
 class Extension(Source):

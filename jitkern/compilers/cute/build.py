@@ -29,7 +29,7 @@ REMEDY = 'pip install "jitkern[cute]"'
 FOLDER, OBJECT = "build", "kernel.o"  # that the child process writes
 _PACKAGE = "nvidia-cutlass-dsl"
 _PLATFORM = "linux_x86_64"
-_UNKNOWN_ARCH = "jitkern: unknown arch"
+UNKNOWN_ARCH = "jitkern: unknown arch"  # the error of the child process
 _LINKING = (  # no file of the C compiler's own, which would need its version of glibc
     "-O2", "-fPIC", "-shared", "-nostdlib", "-std=c17", "-Wl,-Bsymbolic", "-Wl,-z,defs",
     "-Wl,-z,noexecstack", "-Wl,--build-id=none", "-s",
@@ -51,10 +51,8 @@ def _installed(target: Target) -> tuple[str, str, str, Path]:
     return kernel_process.installed(_PACKAGE, f"{_PACKAGE}-libs-{flavour}", name, remedy)
 
 
-def build(
-    variant: Variant, target: Target, closure: Closure, staging: Path, processor: str
-) -> Built:
-    """Do what `Compiler.compile` promises. processor: that host code is for."""
+def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+    """Do what `Compiler.compile` promises."""
     if target.device != "cuda" or target.platform != _PLATFORM:
         raise TargetError(f"{variant.op}: the CuTe DSL cannot build for {target}")
     check_platform(variant.op, target)
@@ -63,9 +61,9 @@ def build(
     folder.mkdir()
     answer = kernel_process.answer_of(
         variant, target, closure, staging, "jitkern.compilers.cute.worker",
-        {"library": str(library), "processor": processor, "options": variant.source.flags},
+        {"library": str(library), "options": variant.source.flags},
         {"CUTE_DSL_ARCH": target.arch, "TMPDIR": str(folder)},
-        (_UNKNOWN_ARCH, f"{_PACKAGE} {version}"),
+        (UNKNOWN_ARCH, f"{_PACKAGE} {version}"),
     )  # fmt: skip
     shim = (Path(__file__).parent / "driver.c").read_text(encoding="utf-8")
     (folder / "kernel.c").write_text(shim + answer["call"], encoding="utf-8")

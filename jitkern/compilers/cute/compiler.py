@@ -24,11 +24,10 @@ class CuteCompiler(Compiler):
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         assert isinstance(source, Cute)
-        packages = (f"{name}=={version}" for name, version in source.packages)
-        return (*source.flags, PROCESSOR, *packages)
+        return (*source.flags, PROCESSOR, *source.requirements)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [cute.build.identity(target)]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-        return cute.build.build(variant, target, closure, staging, PROCESSOR)
+        return cute.build.build(variant, target, closure, staging)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.compilers import kernel_worker
-from jitkern.compilers.cute.build import FOLDER, OBJECT
+from jitkern.compilers.cute.build import FOLDER, OBJECT, UNKNOWN_ARCH
+from jitkern.compilers.cute.compiler import PROCESSOR
 from jitkern.compilers.kernel_modules import KernelModules
 from jitkern.compilers.kernel_worker import NotBuilt
 from jitkern.source.argument_classes import ONE, ZERO, TensorClass
@@ -35,12 +36,12 @@ def _compiled(request: dict[str, Any], modules: KernelModules, staging: Path) ->
     from cutlass.base_dsl.enums import Arch
 
     if request["arch"] not in Arch.__members__:
-        raise NotBuilt("jitkern: unknown arch")
+        raise NotBuilt(UNKNOWN_ARCH)
     _refuse_questions()
     host = _function(modules, request["function"])
     arguments, codes, text = _arguments(host, request)
     options = [*request["options"], f"--gpu-arch {request['arch']}",
-               f"--host-target 'llvm {request['processor']}'"]  # fmt: skip
+               f"--host-target 'llvm {PROCESSOR}'"]  # fmt: skip
     code = cute.compile(host, *arguments, options=" ".join(options)).dump_to_object(_PREFIX)
     (staging / FOLDER / OBJECT).write_bytes(code)
     entry = re.search(_ENTRY, code)

@@ -22,7 +22,7 @@ class CuTileCompiler(Compiler):
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         assert isinstance(source, CuTile)
-        return tuple(f"{name}=={version}" for name, version in source.packages)
+        return source.requirements
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [cutile.build.identity()]
