@@ -103,19 +103,20 @@ def run(args: argparse.Namespace) -> int:
     print_json(files=[*map(str, files)]) if args.json else print(*files, sep="\n")
     now = f"cd {name} && pip install -e '.[test]' && pytest && jitkern prewarm {name}"
     if args.kernel:
-        now = f"{_to_import(namespace, name)}jitkern check {name}"
+        now = _to_check(namespace, name)
     print(f"\nnow: {now}", file=sys.stderr)
     return 0
 
 
-def _to_import(package: str, kernel: str) -> str:
-    """Return what to do so that a package around this folder has a new kernel; "" if none is."""
+def _to_check(package: str, kernel: str) -> str:
+    """Return how to check a new kernel. A package around this folder has to import it first."""
     here = Path.cwd()
     root = next((p for p in (here, *here.parents) if p.name == package), None)
     if root is None or not (root / "__init__.py").is_file():
-        return ""
-    module = ".".join((package, *here.relative_to(root).parts, kernel, "kernel"))
-    return f"write `from {module} import {kernel}` into {root / '__init__.py'}, and then "
+        return f"jitkern check {kernel}"
+    module = ".".join((package, *here.relative_to(root).parts, kernel))
+    line, file = f"from {module}.kernel import {kernel}", root / "__init__.py"
+    return f"write `{line}` into {file}, and then jitkern check {module}"
 
 
 def _write(template: str, folder: Path, names: dict[str, str]) -> None:

@@ -132,8 +132,8 @@ class Progress:
         if self.quiet:
             return
         if not step.finished:  # a remark, which stays
-            if self.every:
-                print(step.text, file=sys.stderr, flush=True)
+            self.clear()
+            say(step.text, code=YELLOW)
             return
         self.show(f"[{step.done}/{step.total}] {step.text}")
 

@@ -110,20 +110,28 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Raise ImportError for another package than those of the declared versions."""
         owners = importlib.metadata.packages_distributions().get(top, [])
         installed = {owner: importlib.metadata.version(owner) for owner in owners}
-        kind = type(self._source).__name__
-        if not installed.items() & self._source.packages:
-            remedy = f"declare the version, {kind}(..., packages={installed})" * bool(installed)
-            raise ImportError(
-                f"`{name}` is imported, which the cache key does not cover: "
-                + (remedy or "it is no module of the kernel's package, nor of an installed one")
-            )
+        if installed.items() & self._source.packages:
+            return
+        declared = [f"{n}=={v}" for n, v in self._source.packages if n in installed]
+        why = "is imported, which the cache key does not cover"
+        remedy = f"{type(self._source).__name__}(..., packages={installed})"
+        if declared:
+            why, remedy = f"is not installed as {declared[0]}", f"install that, or declare {remedy}"
+        elif installed:
+            remedy = f"declare the version, {remedy}"
+        else:
+            remedy = "it is no module of the kernel's package, nor of an installed one"
+        raise ImportError(f"`{name}` {why}: {remedy}")
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str):
             path = os.path.abspath(args[0])  # noqa: PTH100
             metadata = os.path.dirname(path).endswith(("dist-info", "egg-info"))  # noqa: PTH120
             if not (path.startswith(self._readable) or metadata) and os.path.isfile(path):  # noqa: PTH113
-                raise ImportError(f"a kernel opens {path}, which the cache key does not cover")
+                raise ImportError(
+                    f"a kernel opens {path}, which the cache key does not cover: pass what it has "
+                    "as arguments or as constants"
+                )
         if event == "subprocess.Popen" and Path(args[1][0]).name in self._programs:
             return
         if event in _ELSEWHERE:

@@ -447,6 +447,8 @@ class ImportedSource(PythonSource):
     ) -> None:
         super().__init__(files, **rest)
         pairs = packages.items() if isinstance(packages, Mapping) else packages
+        if any(isinstance(pair, str) for pair in pairs):
+            raise _refusal(f'packages={packages!r}: say the versions, as in {{"numpy": "2.3.4"}}')
         self.packages = tuple(sorted((str(name), str(version)) for name, version in pairs))
         if self.include:
             raise _refusal(f"include={self.include!r}: a file in Python includes none")

@@ -201,6 +201,9 @@ def test_an_op_without_samples_is_a_miss(cli, package):
         assert row["op"] in ("unsampled::none", "unsampled::elsewhere")
         assert f"{row['op']}: no sample calls: add `@op.samples`" in row["reason"]
     assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
+    code, _, err = cli("prewarm", "unsampled", "--target", "cpu")
+    wanted = "neither built nor cached: unsampled::elsewhere cpu, unsampled::none cpu"
+    assert (code, wanted in err) == (1, True), err
     assert cli("prewarm", "unsampled::good", "--fail-on-miss")[0] == 0
     code, _, err = cli("prewarm", "unsampled::none")
     assert (code, "nothing was built for unsampled::none: everything was skip" in err) == (1, True)

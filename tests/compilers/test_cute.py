@@ -240,19 +240,27 @@ REFUSED = {
     "unannotated": (
         SCALE.replace("by: Float32, B", "by, B"),
         {},
-        "`by` is not annotated, and gets a number, of the class float: annotate it as cute.Tensor",
+        "`by` is not annotated, and gets a number, of the class float: annotate it as cutlass.Int32",
     ),
     "tuple": (
         SCALE.replace("by: Float32, B", "by: tuple[Int32, Int32], B"),
         {},
         r"`by` is annotated as tuple\[",
     ),
-    "number": (SCALE, {"signature": (VECTOR, "int", "float")}, "`x` is annotated as .* a number"),
-    "tensor": (SCALE, {"signature": (VECTOR, VECTOR, VECTOR)}, "`by` is annotated as .* a tensor"),
+    "number": (
+        SCALE,
+        {"signature": (VECTOR, "int", "float")},
+        "`x` is annotated as .*Tensor, and gets a number",
+    ),
+    "tensor": (
+        SCALE,
+        {"signature": (VECTOR, VECTOR, VECTOR)},
+        "`by` is annotated as .*Float32, and gets a tensor.*annotate it as cute.Tensor",
+    ),
     "bool": (
         SCALE,
         {"signature": (VECTOR, "*bool:16:16:=1", "float")},
-        "`x` is a tensor of bool: pass another view",
+        r"`x` is a tensor of bool: pass a view of its bytes, `x.view\(torch.uint8\)`",
     ),
     "stream": (
         SCALE.replace(", stream: cuda.CUstream", "").replace(", stream=stream", ""),

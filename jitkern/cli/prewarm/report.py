@@ -110,10 +110,14 @@ def why_nothing(
 
 
 def what_is_missing(results: Iterable[Result]) -> str:
-    """Return the kernels that were skipped where their op has none and no error, or ""."""
+    """Return the kernels that were skipped where their op has none and no error, or "".
+
+    An op without sample calls counts by the device of its kernels.
+    """
     kernels = [r for r in results if r.variant[:5] not in ("", "call.") and "-" in r.target]
     served = {_place(r) for r in kernels if r.path or r.status == "failed"}
     names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
+    names += [_name_of(r) for r in results if not r.variant and r.target in ("cpu", "cuda")]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"neither built nor cached: {', '.join(names[:_MOST])}{more}" if names else ""
 
@@ -162,6 +166,7 @@ def _labels(results: Iterable[Result]) -> dict[str, str]:
             continue
         cpu = target.device == "cpu"
         arch = target.arch.partition("_v")[0] if cpu else target.arch
+        arch = arch.removesuffix("a")  # of host code with kernels, which takes all features
         plain = str(target.for_device_code()._replace(arch=arch))
         whole[text] = ("cpu" if cpu else arch, plain)
     meant: dict[str, set[str]] = defaultdict(set)

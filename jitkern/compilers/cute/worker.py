@@ -122,10 +122,11 @@ def _arguments(host: Any, request: dict[str, Any]) -> tuple[list[Any], list[str]
             codes.append(scalars[wanted])
             addresses.append(f"a[{at}]")
         else:
-            got = "a tensor" if argument[0] == "*" else f"a number, of the class {argument}"
-            kind = f"annotated as {wanted}" if wanted else "not annotated"
-            remedy = "annotate it as cute.Tensor, cutlass.Int32, cutlass.Float32 or their like"
-            raise NotBuilt(f"{what}: `{name}` is {kind}, and gets {got}: {remedy}")
+            kind = f"annotated as {inspect.formatannotation(wanted)}" if wanted else "not annotated"
+            got, remedy = f"a number, of the class {argument}", "cutlass.Int32, cutlass.Float32 …"
+            if argument[0] == "*":
+                got, remedy = "a tensor", "cute.Tensor"
+            raise NotBuilt(f"{what}: `{name}` is {kind}, and gets {got}: annotate it as {remedy}")
     arguments.append(cute.runtime.make_fake_stream())
     return arguments, codes, _call(len(codes), structs, addresses)
 
@@ -173,7 +174,8 @@ def _fake(name: str, tensor: TensorClass) -> Any:
 
     dtype = getattr(cutlass, _name_of(tensor.dtype), None)
     if dtype is None:
-        raise NotBuilt(f"`{name}` is a tensor of {DTYPES[tensor.dtype].torch}: pass another view")
+        kind, view = DTYPES[tensor.dtype].torch, f"{name}.view(torch.uint8)"
+        raise NotBuilt(f"`{name}` is a tensor of {kind}: pass a view of its bytes, `{view}`")
     sizes = tuple(sym_int(divisibility=size) for size in tensor.sizes)
     strides = tuple(
         int(stride[1:]) if stride in (ONE, ZERO) else sym_int64(divisibility=int(stride))
