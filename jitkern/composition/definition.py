@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern.composition import expression
-from jitkern.composition.derivative import differentiable
+from jitkern.composition.derivative import depending
 from jitkern.composition.expression import Node
 from jitkern.named_tuple import NamedTuple
 
@@ -23,7 +23,7 @@ SAMPLED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class FormulaParameter(NamedTuple):
-    """A parameter of a pointwise function; its kind is one of `expression.KINDS`."""
+    """A parameter of a pointwise function; its kind is "tensor", "float", "int" or "bool"."""
 
     name: str
     kind: str
@@ -101,7 +101,8 @@ class Definition:
     @functools.cached_property
     def differentiable(self) -> list[bool]:
         """Whether each output depends on a tensor by way of operations with a derivative."""
-        return differentiable(self.outputs)
+        found = depending(expression.ordered(self.outputs), self.tensors)
+        return [output in found for output in self.outputs]
 
     @functools.cached_property
     def result_names(self) -> list[str]:

@@ -21,7 +21,7 @@ def gradients(
     found: dict[Node, Any] = {}
     parts: dict[Node, Any] = {}
     steps = ordered(outputs)
-    wanted = _depending(steps, set(wrt))
+    wanted = depending(steps, wrt)
     for output, seed in zip(outputs, seeds):
         _give(parts, output, Element(seed))
     for one in reversed(steps):
@@ -30,12 +30,9 @@ def gradients(
         g = parts.pop(one)
         if one.op == INPUT:
             found[one] = g
-        elif one.op == CALL:
+        elif one.op in (CALL, TO):
             _give(parts, one.args[0], g)
-        elif one.op == TO:
-            if one.value in FLOATS:  # Torch has no gradient of integers and bools
-                _give(parts, one.args[0], g)
-        elif TABLE[one.op].gradient:
+        else:
             gradient: Any = TABLE[one.op].gradient
             flat = not isinstance(g, Element)
             own = Element(node_of(g)) if flat else g
@@ -46,21 +43,24 @@ def gradients(
     return [by_position.get(position) for position in wrt]
 
 
-def differentiable(outputs: Sequence[Node]) -> list[bool]:
-    """Return whether each output depends on a tensor by way of operations with a derivative."""
-    found: dict[Node, bool] = {}
-    for one in ordered(outputs):
+def depending(steps: Sequence[Node], wrt: Sequence[int]) -> set[Node]:
+    """Return the nodes that depend on inputs by way of operations with a derivative.
+
+    steps: all nodes, operands first. wrt: the positions of the inputs.
+    """
+    found: set[Node] = set()
+    for one in steps:
         if one.op == INPUT:
-            found[one] = one.value[1] == "tensor"
-        elif one.op == TO:
-            found[one] = one.value in FLOATS and found[one.args[0]]
-        elif one.op == CALL:
-            found[one] = found[one.args[0]]
+            depends = one.value[0] in wrt
+        elif one.op in (CALL, TO):  # Torch has no gradient of integers and bools
+            depends = one.args[0] in found and (one.op == CALL or one.value in FLOATS)
         else:
             row = TABLE.get(one.op)
             operands = one.args[1:] if row and row.rule == "where" else one.args
-            found[one] = bool(row and row.gradient) and any(found[arg] for arg in operands)
-    return [found[output] for output in outputs]
+            depends = bool(row and row.gradient) and not found.isdisjoint(operands)
+        if depends:
+            found.add(one)
+    return found
 
 
 def _give(parts: dict[Node, Any], one: Node, part: Any) -> None:
@@ -69,13 +69,3 @@ def _give(parts: dict[Node, Any], one: Node, part: Any) -> None:
         parts[one] = parts[one] + part
     elif isinstance(part, Element) or one not in parts:
         parts[one] = part
-
-
-def _depending(steps: Sequence[Node], wrt: set[int]) -> set[Node]:
-    """Return the nodes that depend on these inputs."""
-    found: set[Node] = set()
-    for one in steps:
-        own = one.op == INPUT and one.value[0] in wrt
-        if own or any(arg in found for arg in one.args):
-            found.add(one)
-    return found
