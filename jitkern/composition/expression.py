@@ -10,16 +10,15 @@ from typing import Any
 # The operations that are not rows of the table. A call is that of a function of Torch, which is
 # computed by others: its first operand is what they compute, the rest are the function's.
 INPUT, CONST, TO, CALL = "input", "const", "to", "call"
-KINDS = ("tensor", "float", "int", "bool")  # of inputs
 FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point numbers
 
 
 class Node:
     """An operation and its operands.
 
-    op: the name of a row of the table; or `input`, whose value is its position and its kind (one of
-    `KINDS`), `const`, whose value is a number, `to`, whose value is the code of a dtype, or `call`,
-    whose value is the name of a function and its parameters, see `symbol.called`.
+    op: the name of a row of the table; or `input`, whose value is its position and its kind (see
+    `FormulaParameter`), `const`, whose value is a number, `to`, whose value is the code of a dtype,
+    or `call`, whose value is the name of a function and its parameters, see `symbol.called`.
     """
 
     __slots__ = ("__weakref__", "args", "op", "value")

@@ -149,7 +149,8 @@ class _Writer:
         if one not in self.fixed:
             row = TABLE.get(one.op)
             if row:
-                kind, deciding = row.rule, row.deciding_of(one.args)
+                places = row.deciding or range(row.arity)
+                kind, deciding = row.rule, tuple(one.args[i] for i in places)
             elif one.op == CALL:
                 kind, deciding = "", one.args[:1]
             else:

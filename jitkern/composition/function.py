@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import math
 import sys
@@ -80,9 +79,8 @@ class Pointwise(Definition, Generic[Result]):
 
     def _traced(self, args: Sequence[Any]) -> Result:
         """Do what a call does, in steps that Dynamo can follow."""
-        for i in self.tensors:
-            if i < len(args) and type(args[i]) in KINDS:
-                return self._of_numbers(args)(*args)
+        if self._misplaced(args):
+            return self._of_numbers(args)(*args)
         assert self._is_declared()
         return self._op.overload(*args)  # type: ignore[union-attr, no-any-return]
 
@@ -99,12 +97,12 @@ class Pointwise(Definition, Generic[Result]):
     def __deepcopy__(self, _: Any) -> Pointwise:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str:
         """Pickle the function as the name that its module has for it."""
         module = sys.modules.get(self.module)
         for name, value in vars(module).items() if module else ():
             if value is self:
-                return _named, (self.module, name)
+                return name
         raise DeclarationError(
             f"{self.name}: a pointwise function is pickled by its name, and the module "
             f"`{self.module}` has no name for it: assign the function to a name there"
@@ -208,10 +206,6 @@ class Pointwise(Definition, Generic[Result]):
             )
         return self.gradient.function_of(found)[0]
 
-    def gradients(self) -> list[Pointwise]:
-        """Return the functions that the backward of the op calls."""
-        return self.gradient.functions()
-
     @functools.cached_property
     def gradient(self) -> Backward[Pointwise]:
         """The gradients of the function by its arguments."""
@@ -248,10 +242,6 @@ class Pointwise(Definition, Generic[Result]):
         )  # fmt: skip
         registration.announce(made)
         return made
-
-
-def _named(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
 
 
 def _meta(value: Any) -> Any:

@@ -28,16 +28,13 @@ from jitkern.op.op import OPS, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
 
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
-_alive: weakref.WeakSet[Any] = weakref.WeakSet()  # pointwise functions, and kernels with some
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()  # pointwise functions
 _declaring = threading.RLock()
 after_fork(_declaring)
 
 
 def announce(function: Any) -> None:
-    """Let `prewarm`, `list` and `check` find a function that a module gives a name.
-
-    function: has a `module`, an `op`, and `gradients()` like itself.
-    """
+    """Let `prewarm`, `list` and `check` find a pointwise function that a module gives a name."""
     _alive.add(function)
     ANNOUNCED.setdefault(__name__, declare_named)
 
@@ -48,7 +45,7 @@ def declare_named() -> None:
         module = sys.modules.get(function.module)
         if any(value is function for value in vars(module).values()) if module else False:
             assert function.op
-            for gradient in function.gradients():
+            for gradient in function.gradient.functions():
                 assert gradient.op
 
 

@@ -44,7 +44,6 @@ _WRITE_TORCH = (
     "the like in place of float(x), int(x), round(x) and the functions of math"
 )
 
-
 _running = threading.local()  # `names`: of the inputs of the function that runs
 
 
@@ -124,17 +123,11 @@ def _unary(name: str) -> Any:
 
 
 def _binary(name: str) -> Any:
-    def forward(self: Element, other: Any) -> Any:
-        return FUNCTIONS[name](self, other) if name == "pow" else apply(name, self, other)
-
-    return forward
+    return lambda self, other: FUNCTIONS[name](self, other)  # noqa: PLW0108  it is filled later
 
 
 def _reflected(name: str) -> Any:
-    def backward(self: Element, other: Any) -> Any:
-        return FUNCTIONS[name](other, self) if name == "pow" else apply(name, other, self)
-
-    return backward
+    return lambda self, other: FUNCTIONS[name](other, self)
 
 
 def _refused(message: str) -> Any:

@@ -6,7 +6,7 @@ A new operation is a row here, and a name in `functions.py` if it takes more tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,10 +46,6 @@ class Primitive(NamedTuple):
     eager: Callable[..., Any] | None = None
     deciding: tuple[int, ...] = ()
     wraps: bool = False
-
-    def deciding_of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the operands that determine the dtype of the result."""
-        return tuple(operands[i] for i in self.deciding or range(self.arity))
 
     @property
     def function(self) -> Callable[..., Any]:

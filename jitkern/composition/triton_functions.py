@@ -19,7 +19,7 @@ import torch
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.arrange import all_contiguous, shape_of
-from jitkern.composition.definition import numbered
+from jitkern.composition.definition import SAMPLED, numbered
 from jitkern.composition.eager import common
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
@@ -30,8 +30,6 @@ from jitkern.source import texts, triton_decorators, triton_function
 from jitkern.source.kinds import Triton
 
 BLOCK = 1024  # values a program: with 4 warps a thread has one 16-byte vector of 16-bit floats
-_SCALARS = {"float": "float", "int": "int"}
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def composed(functions: Sequence[Any], place: tuple[str, str, int]) -> Op:
@@ -82,7 +80,7 @@ def samples_of(kinds: Sequence[str]) -> Callable[[str], Iterator[tuple[Any, ...]
     """Return samples of each dtype, for arguments of these kinds."""
 
     def samples(device: str) -> Iterator[tuple[Any, ...]]:
-        for dtype in _DTYPES:
+        for dtype in SAMPLED:
             for size in (4096, 4097):
                 values = {
                     "Tensor": torch.ones(size, dtype=dtype, device=device),
@@ -200,7 +198,8 @@ def _stage(function: Any) -> Stage:
                     "composition passes values only: give it a default"
                 )
             continue
-        parameters.append((parameter.name, _SCALARS.get(annotation, "Tensor")))
+        kind = annotation if annotation in ("float", "int") else "Tensor"
+        parameters.append((parameter.name, kind))
     return Stage(plain, tuple(parameters), _results(plain))
 
 
