@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from jitkern.composition.definition import Definition, FormulaParameter, unused
+from jitkern.composition.definition import Definition, FormulaParameter, numbered
 from jitkern.composition.derivative import gradients
 from jitkern.composition.expression import CONST, INPUT, Node, inputs_of, node, replaced
 
@@ -65,7 +65,7 @@ class Backward(Generic[F]):
             function, count = self._function, len(self._outputs)
             taken = {parameter.name for parameter in function.parameters}
             seeds = [
-                FormulaParameter(unused(f"d_{r}", taken), "tensor") for r in function.result_names
+                FormulaParameter(numbered(f"d_{r}", taken), "tensor") for r in function.result_names
             ]
             every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
             used = sorted({i for one in found.values() for i in inputs_of(one)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -131,8 +132,8 @@ class Definition:
         taken = {"needs", *self.result_names, *self.gradient_names}
         taken.add("NoneType")  # a word of schemas
         free = {name for name in names if name.isascii()} - taken  # these keep their names
-        others = [f"{name}_" if name.isascii() else f"x{i}" for i, name in enumerate(names)]
-        return [n if n in free else unused(o, taken | free) for n, o in zip(names, others)]
+        others = [name if name.isascii() else f"x{i}" for i, name in enumerate(names)]
+        return [n if n in free else numbered(o, taken | free) for n, o in zip(names, others)]
 
 
 def _least(parameters: Sequence[FormulaParameter]) -> int:
@@ -144,14 +145,6 @@ def _least(parameters: Sequence[FormulaParameter]) -> int:
     return found
 
 
-def unused(name: str, taken: set[str]) -> str:
-    """Return the name, with underscores if it is taken, and take it."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
 def in_ascii(name: str) -> str:
     """Return a name for a formula, a parameter or a result that C++ and Torch accept."""
     return name if name.isascii() else "formula"
@@ -159,11 +152,10 @@ def in_ascii(name: str) -> str:
 
 def numbered(name: str, taken: set[str]) -> str:
     """Return the name, with a number if it is taken, and take it."""
-    number = 0
+    numbers = itertools.count(1)
     own = name
     while own in taken:
-        number += 1
-        own = f"{name}_{number}"
+        own = f"{name}_{next(numbers)}"
     taken.add(own)
     return own
 

@@ -52,11 +52,6 @@ def plain(value: Any, *, operand: bool = False) -> Any:
     return float(number) if operand and isinstance(number, bool) else number
 
 
-def const(value: float) -> Node:
-    """Return the node of a Python number."""
-    return node(CONST, value=value)
-
-
 def eager_operands(one: Node) -> tuple[Node, ...]:
     """Return the operands of what a formula calls."""
     return one.args[1:] if one.op == CALL else one.args

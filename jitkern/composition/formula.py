@@ -66,12 +66,7 @@ class Formula(NamedTuple):
     def call(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
         """Return the statement that computes the outputs from these inputs."""
         own = ", ".join([*(["FAST"] if self.fast else []), "A", *(name for name, *_ in self.types)])
-        return f"{self.function}<{own}>({', '.join([*inputs, *outputs])});"
-
-    @property
-    def function(self) -> str:
-        """The name of the function in the text, which no macro has."""
-        return f"one_{self.name}"
+        return f"one_{self.name}<{own}>({', '.join([*inputs, *outputs])});"
 
 
 def formula_of(
@@ -106,7 +101,7 @@ def formula_of(
     text = (
         f"{''.join(spelled)}template <{', '.join(template)}>\n"
         f"{language.function} one_{name}({', '.join(parameters)}) {{\n{body}}}\n"
-    )
+    )  # no macro has such a name
     return Formula(
         name, tuple(inputs), tuple(results), types, floats, tuple(writer.lines),
         tuple(writer.headers), fast, text,

@@ -146,7 +146,8 @@ class Pointwise(Definition, Generic[Result]):
     def cost(self, *args: Any) -> tuple[int, int]:
         """Return the bytes that a call must move, and how many operations it computes."""
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        result = self.op.declaration.fake(*[_meta(a) for a in args])  # type: ignore[misc]
+        metas = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in args]
+        result = self.op.declaration.fake(*metas)  # type: ignore[misc]
         results = result if isinstance(result, tuple) else (result,)
         read = {(t.data_ptr(), t.shape, t.stride()): _distinct(t) for t in tensors}
         steps = [one for one in expression.ordered(self.outputs) if one.args]
@@ -242,12 +243,6 @@ class Pointwise(Definition, Generic[Result]):
         )  # fmt: skip
         registration.announce(made)
         return made
-
-
-def _meta(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _distinct(tensor: torch.Tensor) -> int:

@@ -49,10 +49,9 @@ def _scaled(x: Any, other: Any, *, alpha: Any) -> Any:
 @_function
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input + alpha other."""
-    plain = _is(1, alpha)
-    return (
-        apply("add", input, other) if plain else called("add", _scaled, input, other, alpha=alpha)
-    )
+    if _is(1, alpha):
+        return apply("add", input, other)
+    return called("add", _scaled, input, other, alpha=alpha)
 
 
 @_function

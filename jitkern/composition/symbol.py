@@ -78,14 +78,13 @@ def node_of(value: Any) -> Node:
             "a pointwise function computes with integers of 64 bits, and got one of "
             f"{value.bit_length()} bits: write a floating-point number"
         )
-    if type(value) in (bool, int, float):
-        return expression.const(value)
     if isinstance(value, torch.Tensor):
         raise TypeError(
             "a pointwise function cannot hold a tensor from outside: pass the tensor as an argument"
         )
-    if isinstance(value, (bool, int, float)):
-        return expression.const(float(value) if isinstance(value, float) else int(value))
+    for kind in (bool, float, int):
+        if isinstance(value, kind):  # of a subclass, too
+            return expression.node(expression.CONST, value=kind(value))
     raise TypeError(
         f"a pointwise function computes with its arguments and numbers, got {type(value).__name__} "
         f"`{value!r:.80}`"
