@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benches import common, vec_add_cute, vec_add_cutile
+from benches import common, vec_add_nvidia
 from benches.kinds import KINDS, custom_op, synchronize, verify_events
 from jitkern import config, jit, on_compile
 from jitkern.runtime import binding, specializer
@@ -98,10 +98,10 @@ def contenders(device: str) -> Iterator[Contender]:
         from benches.vec_add_triton import vec_add
 
         yield Contender("triton", vec_add, (x, y))
-    for name, one in {"cutile": vec_add_cutile, "cute": vec_add_cute}.items():
-        if device == "cuda" and one.is_ready():
-            yield Contender(f"jitkern.{name}.held", one.vec_add.overload, (x, y))
-            yield Contender(f"jitkern.{name}.public", one.vec_add, (x, y))
+    for name, op in vec_add_nvidia.VEC_ADD.items():
+        if device == "cuda" and vec_add_nvidia.is_ready(name):
+            yield Contender(f"jitkern.{name}.held", op.overload, (x, y))
+            yield Contender(f"jitkern.{name}.public", op, (x, y))
     differentiable = _differentiable()
     yield Contender("jitkern.differentiable.held", differentiable.overload, (x, y))
     yield Contender("jitkern.differentiable.public", differentiable, (x, y))

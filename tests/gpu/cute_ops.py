@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from cute_gemm.kernel import gemm
 from cutile_ops import SIZES, bundle, matrices
 
-from benches.vec_add_cute import vec_add
+from benches.vec_add_nvidia import VEC_ADD
 from jitkern.declare import Cute, kernel
 
 TEXT = """
@@ -62,7 +62,7 @@ scale_by_pairs = kernel(
     "cute_test::scale_by_pairs(Tensor x, float by) -> Tensor", cuda=Cute(text=TEXT)
 )
 row_sums = kernel("cute_test::row_sums(Tensor x) -> Tensor", cuda=Cute(text=TEXT, strided=True))
-OPS = (gemm, scale, scale_by_pairs, row_sums, vec_add)
+OPS = (gemm, scale, scale_by_pairs, row_sums, VEC_ADD["cute"])
 
 
 @scale.reference

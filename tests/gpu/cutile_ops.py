@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from gemm.kernel import gemm
 
 import jitkern
-from benches.vec_add_cutile import vec_add
+from benches.vec_add_nvidia import VEC_ADD
 from jitkern import cache_tools, config
 from jitkern.declare import CuTile, kernel
 from jitkern.jit import open_cache
@@ -49,7 +49,7 @@ scale_by_pairs = kernel(
 )
 row_sums = kernel("cutile_test::row_sums(Tensor x) -> Tensor", cuda=CuTile(text=TEXT, strided=True))
 SIZES = (1 << 20, 100_003, 1000, 1)
-OPS = (gemm, scale, scale_by_pairs, row_sums, vec_add)
+OPS = (gemm, scale, scale_by_pairs, row_sums, VEC_ADD["cutile"])
 
 
 @scale.reference
