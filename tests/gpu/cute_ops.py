@@ -12,10 +12,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cute_gemm"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from cute_gemm.kernel import gemm
-from cutile_ops import SIZES, bundle, matrices
+from nvidia_ops import bundle, declared
 
 from benches.vec_add_nvidia import VEC_ADD
-from jitkern.declare import Cute, kernel
+from jitkern.declare import Cute
 
 TEXT = """
 import cuda.bindings.driver as cuda
@@ -57,18 +57,8 @@ def row_sums(out: cute.Tensor, x: cute.Tensor, stream: cuda.CUstream):
     sum_row(out, x).launch(grid=[cute.size(x, mode=[0]), 1, 1], block=[32, 1, 1], stream=stream)
 """
 
-scale = kernel("cute_test::scale(Tensor x, float by) -> Tensor", cuda=Cute(text=TEXT))
-scale_by_pairs = kernel(
-    "cute_test::scale_by_pairs(Tensor x, float by) -> Tensor", cuda=Cute(text=TEXT)
-)
-row_sums = kernel("cute_test::row_sums(Tensor x) -> Tensor", cuda=Cute(text=TEXT, strided=True))
+scale, scale_by_pairs, row_sums = declared("cute", Cute, TEXT)
 OPS = (gemm, scale, scale_by_pairs, row_sums, VEC_ADD["cute"])
-
-
-@scale.reference
-@scale_by_pairs.reference
-def _(x, by):
-    return x * by
 
 
 @scale.launch("cuda")
@@ -89,40 +79,11 @@ def _(k, x, by):
     return out
 
 
-@scale_by_pairs.samples
-def _(device):
-    for n in SIZES:
-        yield torch.randn(n, device=device), 0.5
-
-
-@scale.backward
-def _(grad, by):
-    return scale(grad, by)
-
-
-@scale.samples
-def _(device):
-    for n in SIZES:
-        yield torch.randn(n, device=device), 0.5
-    yield torch.randn(1001, device=device)[1:], 0.5
-
-
-@row_sums.reference
-def _(x):
-    return x.float().sum(1)
-
-
 @row_sums.launch("cuda")
 def _(k, x):
     out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     k.row_sums(out, x)
     return out
-
-
-@row_sums.samples
-def _(device):
-    for x in matrices(device):
-        yield (x,)
 
 
 if __name__ == "__main__":

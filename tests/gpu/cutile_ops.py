@@ -5,7 +5,6 @@ writes a bundle. `CUTILE_BUNDLE=cutile.tar pytest -m gpu tests/gpu/test_gpu_nvid
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -13,12 +12,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cutile_gemm"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from gemm.kernel import gemm
+from nvidia_ops import bundle, declared
 
-import jitkern
 from benches.vec_add_nvidia import VEC_ADD
-from jitkern import cache_tools, config
-from jitkern.declare import CuTile, kernel
-from jitkern.jit import open_cache
+from jitkern.declare import CuTile
 
 TEXT = """
 import cuda.tile as ct
@@ -43,18 +40,8 @@ def row_sums(out, x, B: Int):
     ct.store(out, index=(i,), tile=total)
 """
 
-scale = kernel("cutile_test::scale(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT))
-scale_by_pairs = kernel(
-    "cutile_test::scale_by_pairs(Tensor x, float by) -> Tensor", cuda=CuTile(text=TEXT)
-)
-row_sums = kernel("cutile_test::row_sums(Tensor x) -> Tensor", cuda=CuTile(text=TEXT, strided=True))
-SIZES = (1 << 20, 100_003, 1000, 1)
+scale, scale_by_pairs, row_sums = declared("cutile", CuTile, TEXT)
 OPS = (gemm, scale, scale_by_pairs, row_sums, VEC_ADD["cutile"])
-
-
-@scale.reference
-def _(x, by):
-    return x * by
 
 
 @scale.launch("cuda")
@@ -66,11 +53,6 @@ def _(k, x, by):
     return out
 
 
-@scale_by_pairs.reference
-def _(x, by):
-    return x * by
-
-
 @scale_by_pairs.launch("cuda")
 def _(k, x, by):
     x = x.contiguous()
@@ -80,61 +62,11 @@ def _(k, x, by):
     return out
 
 
-@scale_by_pairs.samples
-def _(device):
-    for n in SIZES:
-        yield torch.randn(n, device=device), 0.5
-
-
-@scale.backward
-def _(grad, by):
-    return scale(grad, by)
-
-
-@scale.samples
-def _(device):
-    for n in SIZES:
-        yield torch.randn(n, device=device), 0.5
-    yield torch.randn(1001, device=device)[1:], 0.5
-
-
-@row_sums.reference
-def _(x):
-    return x.float().sum(1)
-
-
 @row_sums.launch("cuda")
 def _(k, x):
     out = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     k.row_sums[{"B": 256}](out, x, grid=x.shape[0])
     return out
-
-
-@row_sums.samples
-def _(device):
-    for x in matrices(device):
-        yield (x,)
-
-
-def matrices(device):
-    """Matrices of several layouts."""
-    x = torch.randn(48, 1000, device=device, dtype=torch.bfloat16)
-    return [x, x.t(), x[:, ::2], x[3:, 5:], x[:, :1].expand(48, 300)]
-
-
-def bundle(ops):
-    """Compile ops for the target of the command line, and write a bundle."""
-    path, target = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder, config.using(cache_dir=folder):
-        for result in jitkern.prewarm([*ops], targets=[target]):
-            print(result)
-        cache = open_cache()
-        print(
-            cache_tools.pack(
-                cache, cache_tools.chosen(cache, cache_tools.EntryFilter()), Path(path)
-            ),
-            "entries",
-        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import helpers
 import pytest
 import torch
+from nvidia_ops import matrices
 
 from jitkern import cache_tools
 from jitkern.jit import open_cache
@@ -63,7 +64,7 @@ def test_a_kernel_of_clusters_is_launched_by_tiles(ops):
 
 
 def test_strides_of_any_kind_are_read(ops):
-    for x in ops.matrices("cuda"):
+    for x in matrices("cuda"):
         torch.testing.assert_close(ops.row_sums(x), x.float().sum(1), rtol=1e-4, atol=1e-3)
 
 
