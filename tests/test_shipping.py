@@ -141,7 +141,10 @@ def image(project, tmp_path):
 
 
 def read_only(root):
-    """What stands before a command for which a directory cannot be written: a mount, or modes."""
+    """Close a directory to writes; return the words to put before a command that runs over it.
+
+    Root gets a read-only mount, which only the command sees. Others get modes, and no words.
+    """
     mounted = ["unshare", "-m", "/bin/sh", "-ec", 'mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"; exec "$@"', str(root)]  # fmt: skip
     if os.geteuid() == 0 and shutil.which("unshare"):
         mounted[0] = shutil.which("unshare")
