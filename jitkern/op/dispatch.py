@@ -322,8 +322,8 @@ class Implementation:
 
         torch.compile and Autograd rely on results of their own memory.
         """
-        plain = isinstance(result, torch.Tensor)
-        results = (result,) if plain else tuple(tensors_in(result or ()))
+        values = result if isinstance(result, (list, tuple)) else (result,)
+        results = tuple(tensors_in(values))
         shares = torch._C._any_output_is_alias_to_input_or_output
         if not shares(args, kwargs, results):
             return
