@@ -6,12 +6,13 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import linecache
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 """  # `jitkern serve`, none of whose deadlines comes
 
 
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write texts to their paths below a folder."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def target_of(arch: str) -> str:
     """The target of a GPU for the Torch and the newest NVRTC that are installed."""
     major, minor = max(toolkit.nvrtc_libraries(), default=(13, 0))
@@ -64,6 +72,10 @@ def one_in_four(cases: Iterable[Any], name: Callable[[Any], str] = str) -> list[
 H100 = target_of("sm_90")
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
+)
+needs_nvrtc_13 = pytest.mark.skipif(
+    not any(major == 13 for major, _ in toolkit.nvrtc_libraries()),
+    reason="needs NVRTC 13: pip install jitkern[cuda]",
 )
 needs_cutile = pytest.mark.skipif(
     importlib.util.find_spec("cutile_cache") is None,
@@ -98,6 +110,13 @@ def declared(
     if reference:
         op.reference(reference)
     return op
+
+
+def run_cell(name: str, text: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """Run a cell of a notebook, whose text `linecache` knows as a notebook's does."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), variables)
+    return variables
 
 
 def own_programs_first() -> str:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from helpers import write_files
 
 from jitkern import kernels_src
 from jitkern.compilers.dependencies import check
@@ -13,10 +14,12 @@ from jitkern.source.kinds import Cpp, Cuda, Include, Triton, shared_include
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("jitkern.source.includes.SITE", str(tmp_path / "site"))
     folder = tmp_path / "kernels" / "k"
-    folder.mkdir(parents=True)
-    (folder / "k.cu").write_text('#include "near.cuh"\n#include <cstdio>\n')
-    (folder / "near.cuh").write_text("")
+    write_files(folder, {"k.cu": '#include "near.cuh"\n#include <cstdio>\n', "near.cuh": ""})
     return folder
+
+
+def of_folder(folder, file="k.cu", **declared):
+    return Cuda(file, folder=str(folder), **declared)
 
 
 def labels(source):
@@ -101,20 +104,16 @@ CLOSURES = {  # other files than k.cu, which includes near.cuh; what the source 
 @pytest.mark.parametrize("name", CLOSURES)
 def test_exactly_what_a_build_may_read_is_in(folder, name):
     files, declared, found = CLOSURES[name]
-    for path, text in files.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text)
+    write_files(folder, files)
     assert labels(Cuda(**{"files": "k.cu", **declared}, folder=str(folder))) == sorted(found)
 
 
 @pytest.mark.parametrize("flag", ["-I{}", "-isystem {}", "-iquote {}", "-Wp,-I,{}"])
 def test_directories_that_flags_search_are_followed(folder, tmp_path, flag):
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "far.h").write_text("#include <further.h>")
-    (tmp_path / "more" / "further.h").write_text("")
+    write_files(tmp_path / "more", {"far.h": "#include <further.h>", "further.h": ""})
     (folder / "near.cuh").write_text("#include <far.h>")
     told = flag.format(tmp_path / "more").split()
-    found = [Path(label).name for label in labels(Cuda("k.cu", folder=str(folder), flags=told))]
+    found = [Path(label).name for label in labels(of_folder(folder, flags=told))]
     assert {"far.h", "further.h"} <= {*found}
 
 
@@ -125,7 +124,7 @@ def test_a_header_that_may_hide_a_flags_one_is_in(folder, appears):
     (folder.parent / "second" / "x.h").write_text("")
     (folder / "near.cuh").write_text("#include <x.h>")
     flags = [f"-I{folder.parent}/first", f"-I{folder.parent}/second"]
-    source = Cuda("k.cu", folder=str(folder), flags=flags)
+    source = of_folder(folder, flags=flags)
     before = closure_of(source)
     (folder.parent / appears / "x.h").write_text("// other")
     assert closure_of(source).files != before.files
@@ -137,7 +136,7 @@ def test_a_header_that_may_hide_a_flags_one_is_in(folder, appears):
 )
 def test_a_file_that_a_flag_names_by_its_path_is_in(folder, tmp_path, flag):
     (tmp_path / "named").write_text("1")
-    source = Cuda("k.cu", folder=str(folder), flags=flag.format(tmp_path / "named").split())
+    source = of_folder(folder, flags=flag.format(tmp_path / "named").split())
     before = closure_of(source)
     (tmp_path / "named").write_text("2")
     assert closure_of(source).files != before.files
@@ -145,7 +144,7 @@ def test_a_file_that_a_flag_names_by_its_path_is_in(folder, tmp_path, flag):
 
 def test_a_flags_shared_library_is_not_read(folder, tmp_path):
     (tmp_path / "x.so").write_bytes(b"\x7fELF" + bytes(12) + b"\3\0")
-    found = labels(Cuda("k.cu", folder=str(folder), flags=[f"{tmp_path}/x.so"]))
+    found = labels(of_folder(folder, flags=[f"{tmp_path}/x.so"]))
     assert str(tmp_path / "x.so") not in found
 
 
@@ -164,7 +163,7 @@ def test_a_flag_that_reads_what_no_key_covers_is_refused(folder, tmp_path, flag)
     (tmp_path / "named").write_text("1")
     flags = flag.format(tmp_path / "named").split()
     with pytest.raises(DeclarationError) as caught:
-        closure_of(Cuda("k.cu", folder=str(folder), flags=["-O2", *flags]))
+        closure_of(of_folder(folder, flags=["-O2", *flags]))
     assert "reads what the cache key does not cover" in str(caught.value)
     assert any(f"the flag `{word}`" in str(caught.value) for word in flags)
 
@@ -188,19 +187,17 @@ REFUSED = [
 def test_a_directive_that_reads_what_no_key_covers_is_refused(folder, line, name):
     (folder / "near.cuh").write_text(f"{line}\n")
     with pytest.raises(DeclarationError) as caught:
-        closure_of(Cuda("k.cu", folder=str(folder)))
+        closure_of(of_folder(folder))
     assert f"near.cuh has `{name}`" in str(caught.value)
 
 
 @pytest.mark.parametrize(("line", "name"), REFUSED)
 def test_libraries_in_versioned_roots_and_comments_may_have_it(folder, line, name):
-    library = folder.parent / "library"
-    library.mkdir()
-    (library / "l.h").write_text(f"{line}\n")
     commented = line.replace("/*", "").replace("*/", "")
-    (folder / "near.cuh").write_text(f'#include <l.h>\nf("//");  /* " {commented} */')
-    root = Include(str(library), version="1")
-    assert labels(Cuda("k.cu", folder=str(folder), include=[root])) == ["k.cu", "near.cuh"]
+    near = f'#include <l.h>\nf("//");  /* " {commented} */'
+    write_files(folder, {"../library/l.h": f"{line}\n", "near.cuh": near})
+    root = Include(str(folder.parent / "library"), version="1")
+    assert labels(of_folder(folder, include=[root])) == NEAR
 
 
 def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
@@ -208,7 +205,7 @@ def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkey
     site.mkdir(parents=True)
     monkeypatch.setattr("jitkern.source.includes.SITE", str(site))
     (folder / "near.cuh").write_text("#include <here.h>\n#if __has_include(<asked.h>)\n#endif")
-    source = Cuda("k.cu", folder=str(folder))
+    source = of_folder(folder)
     found = [closure_of(source).files]
     for name in ("here.h", "asked.h"):
         (site / name).write_text("")
@@ -220,53 +217,38 @@ def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkey
 
 
 def test_far_files_of_one_name_are_both_in(folder, tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x.h").write_text("")
-    (folder / "near.cuh").write_text(
-        "".join(f'#include "{tmp_path}/{name}/x.h"\n' for name in "ab")
-    )
-    assert len(labels(Cuda("k.cu", folder=str(folder)))) == 4
+    write_files(tmp_path, {"a/x.h": "", "b/x.h": ""})
+    near = "".join(f'#include "{tmp_path}/{name}/x.h"\n' for name in "ab")
+    (folder / "near.cuh").write_text(near)
+    assert len(labels(of_folder(folder))) == 4
 
 
 def test_a_file_is_followed_from_each_folder_that_links_to_it(folder):
-    (folder / "k.cu").write_text('#include "one/x.h"\n#include "two/x.h"\n')
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        (folder / name / "own.h").write_text(name)
-    (folder / "one" / "x.h").write_text('#include "own.h"\n#include "loop/x.h"\n')
+    write_files(folder, {
+        "k.cu": '#include "one/x.h"\n#include "two/x.h"\n', "one/own.h": "one", "two/own.h": "two",
+        "one/x.h": '#include "own.h"\n#include "loop/x.h"\n',
+    })  # fmt: skip
     (folder / "two" / "x.h").symlink_to("../one/x.h")
     (folder / "one" / "loop").symlink_to(".")
-    assert {"one/own.h", "two/own.h"} <= {*labels(Cuda("k.cu", folder=str(folder)))}
+    assert {"one/own.h", "two/own.h"} <= {*labels(of_folder(folder))}
 
 
 def test_a_versioned_root_enters_by_version(folder, tmp_path):
-    cutlass = tmp_path / "cutlass"
-    cutlass.mkdir()
-    (cutlass / "gemm.h").write_text("")
-    (folder / "near.cuh").write_text("#include <gemm.h>")
-    closure = closure_of(
-        Cuda("k.cu", folder=str(folder), include=[Include(str(cutlass), version="4.7")])
-    )
-    assert closure.versions == {"cutlass": "4.7"}
-    assert sorted(closure.files) == ["k.cu", "near.cuh"]
+    write_files(tmp_path, {"cutlass/gemm.h": "", "kernels/k/near.cuh": "#include <gemm.h>"})
+    root = Include(str(tmp_path / "cutlass"), version="4.7")
+    closure = closure_of(of_folder(folder, include=[root]))
+    assert (closure.versions, sorted(closure.files)) == ({"cutlass": "4.7"}, NEAR)
 
 
 def test_versioned_roots_of_one_name_enter_each(folder, tmp_path):
-    roots = [
-        Include(str(tmp_path / name / "include"), version)
-        for name, version in (("a", "1"), ("b", "2"))
-    ]
-    closure = closure_of(Cuda("k.cu", folder=str(folder), include=roots))
-    assert closure.versions == {"include": "1", "include 2": "2"}
+    roots = [Include(f"{tmp_path}/a/include", "1"), Include(f"{tmp_path}/b/include", "2")]
+    found = closure_of(of_folder(folder, include=roots)).versions
+    assert found == {"include": "1", "include 2": "2"}
 
 
 def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
-    far = tmp_path / "a" / "far"
-    far.mkdir(parents=True)
-    (far / "x.h").write_text("")
-    (folder / "near.cuh").write_text("#include <x.h>")
-    names = labels(Cuda("k.cu", folder=str(folder), include=[str(far)]))
+    write_files(tmp_path, {"a/far/x.h": "", "kernels/k/near.cuh": "#include <x.h>"})
+    names = labels(of_folder(folder, include=[f"{tmp_path}/a/far"]))
     assert "<1>/x.h" in names
     assert not any(str(tmp_path) in name for name in names)
 
@@ -285,27 +267,20 @@ def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
 def test_a_far_header_has_the_same_label_at_another_place(tmp_path, line, declared):
     closures = []
     for place in ("one", "deep/er/two"):
-        folder, far = tmp_path / place / "kernels" / "k", tmp_path / place / "a" / "far"
-        (far / "sub").mkdir(parents=True)
-        folder.mkdir(parents=True)
-        (folder / "k.cu").write_text(line)
-        (far / "x.h").write_text('#include "y.h"')
-        (far / "y.h").write_text("")
-        where = {
-            name: [word.format(tmp_path / place) for word in words]
-            for name, words in declared.items()
-        }
-        closures.append(closure_of(Cuda("k.cu", folder=str(folder), **where)))
+        here = tmp_path / place
+        far = {"a/far/x.h": '#include "y.h"', "a/far/y.h": "", "a/far/sub/z.h": ""}
+        write_files(here, {"kernels/k/k.cu": line, **far})
+        where = {name: [word.format(here) for word in words] for name, words in declared.items()}
+        closures.append(closure_of(of_folder(here / "kernels" / "k", **where)))
     assert closures[0].files == closures[1].files
     assert len(closures[0].files) > 1
 
 
 def test_a_far_header_in_a_flag_has_its_roots_label(folder, tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "x.h").write_text("")
+    write_files(tmp_path, {"far/x.h": ""})
     far = str(tmp_path / "far")
-    source = Cuda("k.cu", folder=str(folder), include=[far], flags=[f"-include={far}/x.h"])
-    assert labels(source) == ["<1>/x.h", "k.cu", "near.cuh"]
+    source = of_folder(folder, include=[far], flags=[f"-include={far}/x.h"])
+    assert labels(source) == ["<1>/x.h", *NEAR]
 
 
 def test_two_files_that_links_bring_under_one_label_are_both_in(folder, tmp_path):
@@ -317,7 +292,7 @@ def test_two_files_that_links_bring_under_one_label_are_both_in(folder, tmp_path
     for values in ("12", "32", "13", "21"):
         for path, value in zip(texts, values):
             path.write_text(value)
-        hashes.append(closure_of(Cuda("k.cu", folder=str(folder))).files)
+        hashes.append(closure_of(of_folder(folder)).files)
     assert sorted(hashes[0]) == ["k.cu", "near.cuh", "x.h", "x.h 2"]
     assert len({tuple(files.values()) for files in hashes}) == 4
 
@@ -326,39 +301,32 @@ def test_a_missing_source_is_named(folder):
     archive = folder / "pack.zip"
     archive.touch()
     with pytest.raises(DeclarationError, match=r"k.cu lies in the file .*/pack.zip, and .* text="):
-        closure_of(Cuda("k.cu", folder=str(archive / "k")))
+        closure_of(of_folder(archive / "k"))
     with pytest.raises(DeclarationError, match="nothing.cu does not exist"):
-        closure_of(Cuda("nothing.cu", folder=str(folder)))
+        closure_of(of_folder(folder, "nothing.cu"))
 
 
 def test_triton_follows_imports_of_its_package_only(tmp_path):
-    package = tmp_path / "mylib"
-    folder = package / "kernels" / "k"
-    folder.mkdir(parents=True)
-    (package / "common.py").write_text("import torch\n")
-    (package / "deep.py").write_text("")
-    (folder / "helper.py").write_text("from mylib import deep\n")
-    (folder / "k.py").write_text(
-        "import triton\nfrom . import helper\nfrom mylib.common import f\nimport json\n"
-    )
-    (folder / "unrelated.py").write_text("")
+    kernel = "import triton\nfrom . import helper\nfrom mylib.common import f\nimport json\n"
+    write_files(tmp_path / "mylib", {
+        "common.py": "import torch\n", "deep.py": "", "kernels/k/helper.py": "from mylib import deep\n",
+        "kernels/k/k.py": kernel, "kernels/k/unrelated.py": "",
+    })  # fmt: skip
+    folder = tmp_path / "mylib" / "kernels" / "k"
     found = labels(Triton("k.py", folder=str(folder), package="mylib.kernels.k"))
     assert found == ["../../common.py", "../../deep.py", "helper.py", "k.py"]
 
 
 def test_jitkerns_own_python_is_followed_in_kernels_alone(folder):
     """Its version tells of the rest, which has hundreds of files."""
-    shipped = Triton(
-        "kernel.py",
-        folder=str(Path(kernels_src.__file__).parent / "softmax"),
-        package="jitkern.kernels_src.softmax",
-    )
+    place = Path(kernels_src.__file__).parent / "softmax"
+    shipped = Triton("kernel.py", folder=str(place), package="jitkern.kernels_src.softmax")
     files = closure_of(shipped).files
     assert "../rows.py" in files and not [file for file in files if file.startswith("../../")]
 
 
 def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
-    source = Cuda("k.cu", folder=str(folder))
+    source = of_folder(folder)
     closure = closure_of(source)
     check(source, closure, [folder / "near.cuh", "/usr/include/stdio.h"], ["/usr/include"], "ns::k")
     stray = tmp_path / "stray" / "x.h"
@@ -369,11 +337,10 @@ def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
 def test_a_header_behind_a_versioned_one_must_be_covered(folder, tmp_path):
     (folder / "config.h").write_text("")
     library = Include(str(tmp_path / "library"), version="1")
-    source = Cuda("k.cu", folder=str(folder), include=[library])
+    source = of_folder(folder, include=[library])
     opened = [tmp_path / "library" / "x.h", folder / "config.h"]
-    with pytest.raises(
-        CompileError, match=r"opened .*config\.h.*by an `#include` and its directory"
-    ):
+    says = r"opened .*config\.h.*by an `#include` and its directory"
+    with pytest.raises(CompileError, match=says):
         check(source, closure_of(source), opened, [], "ns::k")
     (folder / "near.cuh").write_text('#include "config.h"')
     check(source, closure_of(source), opened, [], "ns::k")
@@ -417,9 +384,7 @@ def test_closures_of_several_sources_are_those_of_each(tmp_path):
         "root/root.h": "#include <deeper/x.h>\n",
         "root/deeper/x.h": "",
     }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, texts)
     include = [str(tmp_path / "root")]
     sources = [
         Cpp(file, folder=str(tmp_path / folder), include=include, flags=flags)

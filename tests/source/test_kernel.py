@@ -48,16 +48,17 @@ def test_a_file_given_twice_is_refused():
 
 
 def test_include_strings_become_includes():
-    assert Cuda("x.cu", include=["a", Include("b", "1")]).include == (
-        Include("a"),
-        Include("b", "1"),
-    )
+    found = Cuda("x.cu", include=["a", Include("b", "1")]).include
+    assert found == (Include("a"), Include("b", "1"))
 
 
-@pytest.mark.parametrize("option", ["native", "openmp", "strided"])
-def test_an_option_of_a_cpp_source_is_a_bool(option):
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [(Cpp, "native"), (Cpp, "openmp"), (Cpp, "strided"), (Cuda, "arch_specific")],
+)
+def test_an_option_of_a_source_is_a_bool(kind, option):
     with pytest.raises(DeclarationError, match=f"{option}='no': write True or False"):
-        Cpp("k.cpp", **{option: "no"})
+        kind(f"k{kind.suffixes[0]}", **{option: "no"})
 
 
 def test_sources_are_hashable_and_equal_by_value():
@@ -101,25 +102,20 @@ def test_extension_with_a_namespace_is_not_pybind():
     assert not Extension("x.cpp", function="ns::f").pybind
 
 
-@pytest.mark.parametrize(
-    ("variant", "label"),
-    [
-        (Variant("a::f", Cuda("f.cu"), "f", (("T", "f32"),)), "f32"),
-        (
-            Variant("a::f", Cuda("f.cu"), "rows", (("T", "f16"), ("BLOCK", 1024))),
-            "rows.f16.BLOCK1024",
-        ),
-        (
-            Variant("a::f", Triton("f.py"), "f", (("BLOCK", 64),), ("*bf16:16", "i32")),
-            "bf16.BLOCK64",
-        ),
-        (Variant("a::f", Extension("f.cpp", function="f")), "extension"),
-        (Variant("a::f", Cuda("f.cu"), "f"), ""),
-        (Variant("a::f", Cuda("f.cu"), "f", (("SCALE", 0.5),)), "SCALE0.5"),
-    ],
-)
-def test_label_is_readable(variant, label):
-    assert variant.label == label
+CUDA, TRITON = Cuda("f.cu"), Triton("f.py")
+LABELS = [
+    ((CUDA, "f", (("T", "f32"),)), "f32"),
+    ((CUDA, "rows", (("T", "f16"), ("BLOCK", 1024))), "rows.f16.BLOCK1024"),
+    ((TRITON, "f", (("BLOCK", 64),), ("*bf16:16", "i32")), "bf16.BLOCK64"),
+    ((Extension("f.cpp", function="f"),), "extension"),
+    ((CUDA, "f"), ""),
+    ((CUDA, "f", (("SCALE", 0.5),)), "SCALE0.5"),
+]
+
+
+@pytest.mark.parametrize(("fields", "label"), LABELS)
+def test_label_is_readable(fields, label):
+    assert Variant("a::f", *fields).label == label
 
 
 @pytest.mark.parametrize("kind", [Cpp, Cuda, Extension, Triton])

@@ -15,74 +15,49 @@ from jitkern.target import Target
 
 @pytest.fixture
 def variant(source):
-    return Variant(
-        "test::scale",
-        source.replace(environment=("MINE",)),
-        "scale",
-        (("T", "f32"),),
-        ("*f32:16",),
-        (("num_warps", 4),),
-    )
+    mine = source.replace(environment=("MINE",))
+    options = (("num_warps", 4),)
+    return Variant("test::scale", mine, "scale", (("T", "f32"),), ("*f32:16",), options)
 
 
 def key(variant, target, flags=("-O2",)):
     return make_key(variant, target, flags, closure_of(variant.source))
 
 
-PERTURBED = {
-    "op": lambda v, t: (v._replace(op="test::other"), t, ("-O2",)),
-    "function": lambda v, t: (v._replace(function="other"), t, ("-O2",)),
-    "template value": lambda v, t: (v._replace(template=(("T", "f16"),)), t, ("-O2",)),
-    "template name": lambda v, t: (v._replace(template=(("U", "f32"),)), t, ("-O2",)),
-    "template type": lambda v, t: (v._replace(template=(("T", 1),)), t, ("-O2",)),
-    "signature": lambda v, t: (v._replace(signature=("*f32",)), t, ("-O2",)),
-    "options": lambda v, t: (v._replace(options=(("num_warps", 8),)), t, ("-O2",)),
-    "flags": lambda v, t: (v, t, ("-O3",)),
-    "flag order": lambda v, t: (v, t, ("-O2", "-O3")),
-    "min_compiler": lambda v, t: (
-        v._replace(source=v.source.replace(min_compiler="12")),
-        t,
-        ("-O2",),
-    ),
-    "root version": lambda v, t: (
-        v._replace(source=v.source.replace(include=(Include("x", "1"),))),
-        t,
-        ("-O2",),
-    ),
-    "environment names": lambda v, t: (
-        v._replace(source=v.source.replace(environment=("MINE", "YOURS"))),
-        t,
-        ("-O2",),
-    ),
-    "device arch": lambda v, t: (v, t._replace(arch="x86_64_v3"), ("-O2",)),
-    "torch": lambda v, t: (v, t._replace(torch="2.14.0"), ("-O2",)),
-    "cuda": lambda v, t: (v, Target("cuda", "sm_90", "130", "2.13.0"), ("-O2",)),
-    "platform": lambda v, t: (v, t._replace(platform="linux_x86_64"), ("-O2",)),
-    "abi": lambda v, t: (v, t._replace(abi="cxx11_glibc2.36"), ("-O2",)),
+PERTURBED = {  # the fields of the variant, of its source and of the target that change; and flags
+    "op": ({"op": "test::other"}, {}, {}),
+    "function": ({"function": "other"}, {}, {}),
+    "template value": ({"template": (("T", "f16"),)}, {}, {}),
+    "template name": ({"template": (("U", "f32"),)}, {}, {}),
+    "template type": ({"template": (("T", 1),)}, {}, {}),
+    "signature": ({"signature": ("*f32",)}, {}, {}),
+    "options": ({"options": (("num_warps", 8),)}, {}, {}),
+    "flags": ({}, {}, {}, "-O3"),
+    "flag order": ({}, {}, {}, "-O2", "-O3"),
+    "min_compiler": ({}, {"min_compiler": "12"}, {}),
+    "root version": ({}, {"include": (Include("x", "1"),)}, {}),
+    "environment names": ({}, {"environment": ("MINE", "YOURS")}, {}),
+    "device arch": ({}, {}, {"arch": "x86_64_v3"}),
+    "torch": ({}, {}, {"torch": "2.14.0"}),
+    "cuda": ({}, {}, {"device": "cuda", "arch": "sm_90", "cuda": "130"}),
+    "platform": ({}, {}, {"platform": "linux_x86_64"}),
+    "abi": ({}, {}, {"abi": "cxx11_glibc2.36"}),
 }
 
 
 @pytest.mark.parametrize("change", PERTURBED)
 def test_change_of_an_input_changes_the_key(change, variant, target):
-    assert key(*PERTURBED[change](variant, target)).digest != key(variant, target).digest
+    of_variant, of_source, of_target, *flags = PERTURBED[change]
+    other = variant._replace(source=variant.source.replace(**of_source), **of_variant)
+    found = key(other, target._replace(**of_target), tuple(flags) or ("-O2",))
+    assert found.digest != key(variant, target).digest
 
 
 def test_every_input_is_perturbed_above_or_below(variant, target):
-    covered = {"op", "flags", "target", "variant", "source", "environment", "schema"}
-    assert set(key(variant, target).inputs) == covered
-    assert set(key(variant, target).inputs["source"]) == {
-        "kind",
-        "files",
-        "closure",
-        "versions",
-        "min_compiler",
-    }
-    assert set(key(variant, target).inputs["variant"]) == {
-        "function",
-        "template",
-        "signature",
-        "options",
-    }
+    inputs = key(variant, target).inputs
+    assert {*inputs} == {"op", "flags", "target", "variant", "source", "environment", "schema"}
+    assert {*inputs["source"]} == {"kind", "files", "closure", "versions", "min_compiler"}
+    assert {*inputs["variant"]} == {"function", "template", "signature", "options"}
 
 
 def units(*flags):
@@ -180,13 +155,10 @@ def test_change_of_a_file_changes_the_key(name, variant, target):
     assert key(variant, target).digest != before
 
 
-def test_change_of_the_kind_changes_the_key(variant, target, tmp_path):
-    from jitkern.source.kinds import Extension
-
-    other = Extension(
-        "scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",)
-    )
-    assert key(variant._replace(source=other), target).digest != key(variant, target).digest
+def test_change_of_the_kind_changes_the_key(variant, target):
+    place = {"folder": variant.source.folder, "environment": ("MINE",)}
+    other = variant._replace(source=Extension("scale.cpp", function="f", **place))
+    assert key(other, target).digest != key(variant, target).digest
 
 
 def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
@@ -198,11 +170,9 @@ def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
     os.utime(folder / "scale.cpp", (0, 0))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", "/nowhere")
+    moved = variant._replace(source=variant.source.replace(folder=str(folder)))
     with config.using(environment={"CFLAGS": "-O0", "CXX": "clang++", "PATH": "/bin"}):
-        assert (
-            key(variant._replace(source=variant.source.replace(folder=str(folder))), target).digest
-            == before
-        )
+        assert key(moved, target).digest == before
 
 
 def test_name_is_readable_and_ends_in_the_digest(variant, target):

@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, needs_nvrtc_13, write_files
 
 from jitkern import jit
-from jitkern.compilers.cuda import toolkit
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.launch.call import Call, variant_of
@@ -21,9 +20,6 @@ from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Unit, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse(H100)
-needs_nvrtc = pytest.mark.skipif(
-    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()), reason="needs NVRTC 13"
-)
 
 FILES = {
     "ops/k/rows.cu": '#include "rows.cuh"\n#include <shared.cuh>\n__global__ void rows(float* o) { *o = ROWS + SHARED; }\n',
@@ -35,14 +31,13 @@ FILES = {
     "ops/k/unused.cuh": "",
     "ops/include/shared.cuh": "#define SHARED 4\n",
 }
-UNITS = ["rows.cu", "columns.cu", "plain.cu"]
+NAMES = ("rows", "columns", "plain")
+UNITS = [f"{name}.cu" for name in NAMES]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, FILES)
     return tmp_path / "ops" / "k"
 
 
@@ -57,37 +52,32 @@ def variant(source, function):
 
 def keys(source):
     """Digest of the key of each kernel."""
-    return {
-        name: jit.key_of(variant(source, name), TARGET).digest
-        for name in ("rows", "columns", "plain")
-    }
+    return {name: jit.key_of(variant(source, name), TARGET).digest for name in NAMES}
 
 
-@pytest.mark.parametrize(
-    ("edited", "changed"),
-    [
-        ("ops/k/rows.cu", {"rows"}),
-        ("ops/k/columns.cu", {"columns"}),
-        ("ops/k/plain.cu", {"plain"}),
-        ("ops/k/rows.cuh", {"rows"}),
-        ("ops/k/deep.cuh", {"rows"}),
-        ("ops/k/columns.cuh", {"columns"}),
-        ("ops/include/shared.cuh", {"rows", "columns"}),
-        ("ops/k/unused.cuh", set()),
-    ],
-)
-def test_an_edit_changes_the_keys_of_exactly_what_used_the_file(source, tmp_path, edited, changed):
+def changed(before, after):
+    """The kernels whose keys differ."""
+    return {name for name in before if before[name] != after[name]}
+
+
+EDITS = {
+    "k/rows.cu": {"rows"}, "k/columns.cu": {"columns"}, "k/plain.cu": {"plain"},
+    "k/rows.cuh": {"rows"}, "k/deep.cuh": {"rows"}, "k/columns.cuh": {"columns"},
+    "include/shared.cuh": {"rows", "columns"}, "k/unused.cuh": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edited", EDITS)
+def test_an_edit_changes_the_keys_of_exactly_what_used_the_file(source, tmp_path, edited):
     before = keys(source)
-    with open(tmp_path / edited, "a") as file:
+    with open(tmp_path / "ops" / edited, "a") as file:
         file.write("// changed\n")
-    after = keys(source)
-    assert {name for name in before if before[name] != after[name]} == changed
+    assert changed(before, keys(source)) == EDITS[edited]
 
 
 def test_flags_of_a_unit_change_its_key_alone(source, folder):
     units = [Unit("rows.cu", flags=("-maxrregcount=32",)), *UNITS[1:]]
-    before, after = keys(source), keys(Cuda(units, folder=str(folder)))
-    assert {name for name in before if before[name] != after[name]} == {"rows"}
+    assert changed(keys(source), keys(Cuda(units, folder=str(folder)))) == {"rows"}
 
 
 def test_a_kernel_has_the_key_that_its_file_alone_would_give(source, folder):
@@ -127,9 +117,9 @@ def test_a_kernel_that_a_macro_defines_is_found_by_its_name(source, folder):
 
 
 @pytest.mark.long
-@needs_nvrtc
+@needs_nvrtc_13
 def test_units_are_compiled_each_by_itself_and_in_parallel(source):
-    variants = [variant(source, name) for name in ("rows", "columns", "plain")]
+    variants = [variant(source, name) for name in NAMES]
     with ThreadPoolExecutor(3) as pool:
         entries = list(pool.map(lambda one: jit.ensure(one, TARGET), variants))
     assert [list(entry.manifest.inputs["source"]["closure"]) for entry in entries] == [
@@ -139,7 +129,7 @@ def test_units_are_compiled_each_by_itself_and_in_parallel(source):
     ]
 
 
-@needs_nvrtc
+@needs_nvrtc_13
 def test_flags_of_a_unit_reach_the_compiler(folder):
     (folder / "plain.cu").write_text("__global__ void plain(float* o) { *o = VALUE; }")
     source = Cuda(["rows.cu", Unit("plain.cu", flags=("-DVALUE=5",))], folder=str(folder))
@@ -147,14 +137,11 @@ def test_flags_of_a_unit_reach_the_compiler(folder):
     assert jit.ensure(variant(source, "rows"), TARGET)
 
 
-@needs_nvrtc
+@needs_nvrtc_13
 @pytest.mark.parametrize(
     ("declared", "says"),
     [
-        (
-            "__device__ float helper(float x);",
-            r"`helper` is defined in plain\.cu, .* put it in a h",
-        ),
+        ("__device__ float helper(float x);", r"`helper` is defined in plain\.cu, .* put it in"),
         ("__device__ float other(float x);", r"`other` is declared but not defined in .*rows"),
         ("extern __device__ float table[4];", r"uses `table`, which plain\.cu defines"),
     ],
@@ -180,18 +167,14 @@ CPP = {
 
 @pytest.fixture
 def cpp(tmp_path):
-    for name, text in CPP.items():
-        (tmp_path / name).write_text(text)
-    return Cpp(
-        ["scale.cpp", Unit("fill.cpp", flags=["-DVALUE=7"]), "lost.cpp", "helper.cpp"],
-        folder=str(tmp_path),
-    )
+    write_files(tmp_path, CPP)
+    units = ["scale.cpp", Unit("fill.cpp", flags=["-DVALUE=7"]), "lost.cpp", "helper.cpp"]
+    return Cpp(units, folder=str(tmp_path))
 
 
 def test_a_function_of_another_cpp_unit_is_an_error(cpp):
-    with pytest.raises(
-        CompileError, match=r"`helper` is defined in helper\.cpp.* put it in a head"
-    ):
+    says = r"`helper` is defined in helper\.cpp.* put it in a head"
+    with pytest.raises(CompileError, match=says):
         jit.ensure(variant(cpp, "lost"), Target.current("cpu"))
 
 
@@ -215,13 +198,10 @@ def test_an_op_of_several_files_runs(cpp):
 def versioned(folder, tmp_path):
     """A source over a library of many headers that stands by its version."""
     library = tmp_path / "library"
-    library.mkdir()
-    for number in range(50):
-        following = f'#include "h{number + 1}.h"\n' if number < 49 else ""
-        (library / f"h{number}.h").write_text(f"{following}#define H{number} {number}\n")
-    (folder / "plain.cu").write_text(
-        "#include <h0.h>\n__global__ void plain(float* o) { *o = H49; }\n"
-    )
+    headers = {f"h{n}.h": f'#include "h{n + 1}.h"\n#define H{n} {n}\n' for n in range(49)}
+    write_files(library, {**headers, "h49.h": "#define H49 49\n"})
+    plain = "#include <h0.h>\n__global__ void plain(float* o) { *o = H49; }\n"
+    (folder / "plain.cu").write_text(plain)
 
     def source(version):
         return Cuda(UNITS, folder=str(folder), include=[Include(str(library), version=version)])
@@ -247,7 +227,7 @@ def opened():
     noting.clear()
 
 
-@needs_nvrtc
+@needs_nvrtc_13
 def test_a_versioned_roots_version_stands_for_its_headers(versioned, opened):
     def read():
         return [path for path in opened if path.startswith(str(versioned.library))]
@@ -261,7 +241,7 @@ def test_a_versioned_roots_version_stands_for_its_headers(versioned, opened):
     assert len(read()) == 1
 
 
-@needs_nvrtc
+@needs_nvrtc_13
 def test_a_versioned_header_may_open_versioned_ones_alone(versioned, folder):
     (versioned.library / "h49.h").write_text('#include "unused.cuh"\n#define H49 1\n')
     with pytest.raises(CompileError, match=r"opened .*unused\.cuh, which the cache key does not"):

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import H100, run_threads
+from helpers import H100, run_cell, run_threads
 
 import jitkern
 from jitkern import jit
@@ -18,13 +18,6 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _SCALE = "void scale(float* out, const float* x, long n) { for (; n--;) out[n] = 2 * x[n]; }\n"
-
-
-def _cell(name, text, variables):
-    """Run a cell of a notebook, whose text `linecache` knows as a notebook's does."""
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), variables)
-    return variables
 
 
 def test_a_text_is_compiled_and_called():
@@ -69,7 +62,7 @@ def test_a_text_is_named_after_its_kind(kind):
 
 def test_an_error_names_the_cell_and_the_line():
     cell = 'import jitkern\n\nscale = jitkern.cpp_kernel(name="scale", text="""\n// first\nvoid scale(float* x) { x[0] = nothing; }\n""")\n'
-    scale = _cell("<cell of test_an_error>", cell, {})["scale"]
+    scale = run_cell("<cell of test_an_error>", cell, {})["scale"]
     with pytest.raises(CompileError, match=r"<cell of test_an_error>:5:\d+: error.*nothing"):
         scale(torch.ones(1))
 
@@ -150,17 +143,17 @@ def _compiled(variables, name="scale"):
 @pytest.mark.long
 def test_a_cells_triton_function_is_compiled_with_what_it_uses():
     pytest.importorskip("triton")
-    variables = _cell("<triton 1>", _TRITON, {"__name__": "__main__"})
-    first = _compiled(_cell("<triton 2>", _KERNEL, variables))
-    again = _compiled(_cell("<triton 3>", _KERNEL, variables))
+    variables = run_cell("<triton 1>", _TRITON, {"__name__": "__main__"})
+    first = _compiled(run_cell("<triton 2>", _KERNEL, variables))
+    again = _compiled(run_cell("<triton 3>", _KERNEL, variables))
     assert first.path == again.path  # another cell, the same text
-    _cell("<triton 4>", _TRITON.replace("(3)", "(4)"), variables)
-    assert _compiled(_cell("<triton 5>", _KERNEL, variables)).path != first.path
+    run_cell("<triton 4>", _TRITON.replace("(3)", "(4)"), variables)
+    assert _compiled(run_cell("<triton 5>", _KERNEL, variables)).path != first.path
 
 
 def test_a_triton_function_of_a_cell_in_an_op():
     pytest.importorskip("triton")
-    variables = _cell("<triton op>", _TRITON + _KERNEL, {"__name__": "__main__"})
+    variables = run_cell("<triton op>", _TRITON + _KERNEL, {"__name__": "__main__"})
     op = kernel("texts::triton(Tensor x) -> Tensor", cuda=Triton(variables["scale"]))
     (source,) = op.sources["cuda"]
     assert "def times" in source.text
@@ -172,7 +165,7 @@ def test_a_triton_function_of_a_cell_in_an_op():
 def test_an_error_of_triton_names_the_cell_and_the_line():
     pytest.importorskip("triton")
     text = _TRITON + _KERNEL.replace("times(", "missing(")
-    variables = _cell("<triton error>", text, {"__name__": "__main__"})
+    variables = run_cell("<triton error>", text, {"__name__": "__main__"})
     line = next(i for i, row in enumerate(text.splitlines(), 1) if "missing(" in row)
     with pytest.raises(CompileError, match=rf"<triton error>\({line}\).*missing"):
         _compiled(variables)
@@ -181,7 +174,7 @@ def test_an_error_of_triton_names_the_cell_and_the_line():
 def test_a_global_that_no_text_can_hold_is_refused_by_name():
     pytest.importorskip("triton")
     text = _TRITON.replace("tl.constexpr(3)", "object()") + _KERNEL
-    variables = _cell("<triton global>", text, {"__name__": "__main__"})
+    variables = run_cell("<triton global>", text, {"__name__": "__main__"})
     with pytest.raises(DeclarationError, match="`times` reads the global `FACTOR`, a object"):
         _compiled(variables)
 
@@ -200,7 +193,7 @@ def test_a_function_called_like_a_builtin_is_no_builtin():
     pytest.importorskip("triton")
     text = _TRITON + "@triton.jit\ndef max(a, b):\n    return a * 100 + b\n"
     text += _KERNEL.replace("times(", "max(1.0, ")
-    (source,) = (Triton(_cell("<triton max>", text, {"__name__": "__main__"})["scale"]),)
+    (source,) = (Triton(run_cell("<triton max>", text, {"__name__": "__main__"})["scale"]),)
     assert "a * 100 + b" in source.text
 
 
@@ -208,7 +201,7 @@ def test_what_decorators_of_a_cell_declare_is_in_the_text():
     pytest.importorskip("triton")
     text = _TRITON + "CONFIGS = [triton.Config({'BLOCK': 16}, num_warps=2)]\n"
     text += _KERNEL.replace("@triton.jit", "@triton.autotune(CONFIGS, key=[])\n@triton.jit")
-    source = Triton(_cell("<triton configs>", text, {"__name__": "__main__"})["scale"])
+    source = Triton(run_cell("<triton configs>", text, {"__name__": "__main__"})["scale"])
     assert '"configs": [[[["BLOCK", 16]], [["num_warps", 2], ["num_stages", 3]]]]' in source.text
     assert "# @triton.autotune(CONFIGS, key=[])" in source.text
 
@@ -237,7 +230,7 @@ REFUSED = {
     "None": (lambda: Cpp(text=None), "is not a string"),
     "a number for a file": (lambda: Cuda(5), "takes names of files"),
     "a dict": (lambda: Cuda({"a": 1}), "takes names of files"),
-    "a function without jit": (lambda: Triton(_cell), r"is not a `@triton\.jit` function"),
+    "a function without jit": (lambda: Triton(run_cell), r"is not a `@triton\.jit` function"),
 }  # fmt: skip
 
 
