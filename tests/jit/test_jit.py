@@ -37,11 +37,9 @@ def test_miss_compiles_and_hit_does_not(compiler, variant, target):
 
 
 def test_a_compile_reads_its_sources_twice_and_a_hit_once(variant, target, compiler, monkeypatch):
-    reads = []
-    read = compilers.closure_of
-    monkeypatch.setattr(
-        compilers, "closure_of", lambda source: reads.append(source) or read(source)
-    )
+    reads, read = [], compilers.closure_of
+    noting = lambda source: reads.append(source) or read(source)
+    monkeypatch.setattr(compilers, "closure_of", noting)
     jit.ensure(variant, target)
     assert len(reads) == 2
     jit.ensure(variant, target)
@@ -91,26 +89,16 @@ def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):
 
 
 def test_never_says_how_to_prewarm(compiler, variant, target):
-    with (
-        config.using(compile="never"),
-        pytest.raises(
-            NotCached, match=r"jitkern prewarm test::scale --target cpu-x86_64-torch2.13.0"
-        ),
-    ):
+    says = r"jitkern prewarm test::scale --target cpu-x86_64-torch2.13.0"
+    with config.using(compile="never"), pytest.raises(NotCached, match=says):
         jit.ensure(variant, target)
     assert compiler.compiles == []
 
 
-def test_never_still_serves_what_is_cached(compiler, variant, target):
-    jit.ensure(variant, target)
-    with config.using(compile="never"):
-        jit.ensure(variant, target)
-
-
 def test_a_failed_compile_leaves_nothing_and_is_tried_again(compiler, variant, target, cache_dir):
-    compiler.fail = True
+    compiler.fail = "kernel.cpp:3:7: error: expected ';'"
     for _ in range(2):
-        with pytest.raises(CompileError):
+        with pytest.raises(CompileError, match="^the fake refuses"):
             jit.ensure(variant, target)
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
     compiler.fail = False
@@ -180,21 +168,8 @@ def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
         ("test::scale", "f32", s) for s in ("built", "hit", "failed")
     ]
     after = events.stats()
-    assert {k: after[k] - before[k] for k in ("hits", "compiles", "failures")} == {
-        "hits": 2,
-        "compiles": 1,
-        "failures": 1,
-    }
-
-
-def test_a_compile_that_failed_is_tried_again_at_the_next_call(compiler, variant, target):
-    compiler.fail = "kernel.cpp:3:7: error: expected ';'"
-    for _ in range(2):
-        with pytest.raises(CompileError, match="^the fake refuses"):
-            jit.ensure(variant, target)
-    compiler.fail = False
-    assert jit.ensure(variant, target)
-    assert len(compiler.compiles) == 3
+    grown = {name: after[name] - before[name] for name in ("hits", "compiles", "failures")}
+    assert grown == {"hits": 2, "compiles": 1, "failures": 1}
 
 
 def test_a_callback_that_raises_fails_no_call(compiler, variant, target, caplog):
@@ -222,9 +197,7 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
 
     def staging(self):
         if self.root != private_root():
-            raise CacheError(
-                f"the cache {self.root} cannot be written: Permission denied", errno=13
-            )
+            raise CacheError(f"the cache {self.root} cannot be written", errno=errno.EACCES)
         return real(self)
 
     monkeypatch.setattr(Cache, "staging", staging)
@@ -233,24 +206,18 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
     assert "for this process only" in caplog.text
     jit.ensure(variant, target)
     assert len(compiler.compiles) == 1
-    with (
-        config.using(fallback="raise"),
-        pytest.raises(CacheError, match=r"test::scale for cpu-.*Permission denied"),
-    ):
+    says = r"test::scale for cpu-.*cannot be written"
+    with config.using(fallback="raise"), pytest.raises(CacheError, match=says):
         jit.ensure(variant._replace(template=()), target)
 
 
 def test_no_space_names_op_target_and_remedy(compiler, variant, target):
     def full():
-        raise CacheError(
-            "the cache /c cannot be written: no space is left; free some, or point JITKERN_CACHE_DIR elsewhere",
-            errno=28,
-        )
+        raise CacheError("the cache cannot be written: no space; free some", errno=errno.ENOSPC)
 
     compiler.during = full
-    with pytest.raises(
-        CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*no space is left; free some"
-    ):
+    says = rf"test::scale for {target}: .*no space; free some"
+    with pytest.raises(CacheError, match=says):
         jit.ensure(variant, target)
 
 
@@ -258,9 +225,7 @@ def test_a_cache_path_that_is_a_file_names_op_target_and_remedy(
     compiler, variant, target, cache_dir
 ):
     cache_dir.write_text("")
-    with pytest.raises(
-        CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*is a file; remove it"
-    ):
+    with pytest.raises(CacheError, match=rf"test::scale for {target}: .*is a file; remove it"):
         jit.ensure(variant, target)
 
 
@@ -284,18 +249,13 @@ def test_a_corrupt_entry_is_compiled_again(compiler, variant, target, caplog):
 
 def test_a_system_layer_serves(compiler, variant, target, tmp_path):
     entry = jit.ensure(variant, target)
-    with config.using(
-        cache_dir=tmp_path / "other", system_cache=(config.current().cache_dir,), compile="never"
-    ):
+    layered = {"cache_dir": tmp_path / "other", "system_cache": (config.current().cache_dir,)}
+    with config.using(**layered, compile="never"):
         assert jit.ensure(variant, target).path == entry.path
     assert not Path(tmp_path / "other").exists()
 
 
-def test_an_artifact_that_will_not_load_is_compiled_once_more(
-    compiler, variant, target, monkeypatch
-):
-    from jitkern.errors import LoadError
-
+def test_an_artifact_that_will_not_load_is_compiled_once_more(compiler, variant, target):
     with pytest.raises(LoadError, match="could not load"):
         jit.loaded(variant, target)
     assert len(compiler.compiles) == 2
@@ -349,9 +309,7 @@ def test_staging_that_something_deletes_is_not_an_edit(compiler, variant, target
 
 
 def test_seconds_are_those_of_the_compiler(compiler, variant, target, monkeypatch):
-    clock = iter(range(0, 1000, 10))
-    real = time.perf_counter
-    now = [real()]
+    now = [time.perf_counter()]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     @contextlib.contextmanager
@@ -360,7 +318,7 @@ def test_seconds_are_those_of_the_compiler(compiler, variant, target, monkeypatc
         yield
 
     def work():
-        now[0] += next(clock) + 5
+        now[0] += 5
 
     monkeypatch.setattr(lock, "held", waited_for)
     compiler.during = work
@@ -369,8 +327,7 @@ def test_seconds_are_those_of_the_compiler(compiler, variant, target, monkeypatc
 
 def test_a_library_on_a_noexec_mount_says_so_and_stays(variant, target, monkeypatch):
     entry = jit.ensure(variant, Target.current("cpu"))
-    status = os.statvfs(entry.path)
-    fields = [*status]
+    fields = [*os.statvfs(entry.path)]
     fields[8] |= os.ST_NOEXEC
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
 

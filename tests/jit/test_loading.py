@@ -15,16 +15,14 @@ from jitkern.loading.loader import load
 from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
 
-TEXT = (
-    'extern "C" int value() {{ return {}; }}\nextern "C" void scale(float* out) {{ *out = {}; }}\n'
-)
+TEXT = 'extern "C" {{ int value() {{ return {0}; }} void scale(float* out) {{ *out = {0}; }} }}\n'
 
 
 @pytest.fixture
 def source(tmp_path):
     folder = tmp_path / "scale"
     folder.mkdir()
-    (folder / "scale.cpp").write_text(TEXT.format(1, 1))
+    (folder / "scale.cpp").write_text(TEXT.format(1))
     return Cpp("scale.cpp", folder=str(folder))
 
 
@@ -42,7 +40,7 @@ def entry(variant):
 @pytest.fixture
 def evil(tmp_path):
     library = tmp_path / "evil.so"
-    (tmp_path / "evil.cpp").write_text(TEXT.format(2, 2))
+    (tmp_path / "evil.cpp").write_text(TEXT.format(2))
     subprocess.run(["c++", "-shared", "-fPIC", "-o", library, tmp_path / "evil.cpp"], check=True)
     return library
 

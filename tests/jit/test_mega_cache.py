@@ -46,10 +46,8 @@ def test_the_first_call_after_loading_compiles_nothing(start, cache_dir, tmp_pat
         assert saved.returncode == 0, saved.stderr
     listed = eval(saved.stdout)
     assert listed == places(cache_dir)
-    assert {name.partition("/")[2].partition("-")[0] for name in listed} >= {
-        "runtime",
-        "vec_add.f32",
-    }
+    names = {name.partition("/")[2].partition("-")[0] for name in listed}
+    assert {"runtime", "vec_add.f32"} <= names
     other = tmp_path / "other"
     done = run_python(
         LOAD.format(before="import jitkern.mega_cache"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,19 +60,11 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     [(1, signal.SIGINT, 130), (3, signal.SIGINT, 130), (3, signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_a_prewarm_ended_in_mid_compile_leaves_nothing(jobs, how, code, tmp_path, cache_dir):
-    command = (  # a runner in the background may have had us ignore SIGINT, and children inherit that
+    program = (  # a runner in the background may have had us ignore SIGINT, and children inherit that
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from jitkern.cli import main; sys.exit(main(['prewarm', 'vec_add', '--jobs', "
-        f"'{jobs}']))"
+        f"from jitkern.cli import main; sys.exit(main(['prewarm', 'vec_add', '--jobs', '{jobs}']))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", command],
-        env={**os.environ, "CXX": slow_compiler(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
+    process = start(program, CXX=slow_compiler(tmp_path))
     until((tmp_path / "begun").exists, of=[process])
     process.send_signal(how)
     try:
@@ -90,65 +83,56 @@ READ_ONLY_CALL = (
 )
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0,
-    reason="runs as root, whom no mode stops: the read-only mount below stands for it",
-)
-def test_a_closed_cache_serves_when_warm_and_tells_when_cold(cache_dir, run_python):
-    assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
-    directories = [path for path in (cache_dir, *cache_dir.rglob("*")) if path.is_dir()]
+@contextlib.contextmanager
+def closed_by_modes(root):
+    directories = [path for path in (root, *root.rglob("*")) if path.is_dir()]
     for path in directories:
         path.chmod(0o555)
-    try:
-        warm, cold = (
-            run_python(READ_ONLY_CALL.format("float32")),
-            run_python(READ_ONLY_CALL.format("float64")),
-        )
-    finally:
-        for path in directories:
-            path.chmod(0o755)
-    assert warm.stdout == "True 0\n", warm.stderr
-    assert (cold.stdout, "cannot be written: Permission denied" in cold.stderr) == (
-        "True 1\n",
-        True,
-    )
+    yield
+    for path in directories:
+        path.chmod(0o755)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_a_read_only_mount_serves_when_warm_and_tells_when_cold(tmp_path, cache_dir, run_python):
+@contextlib.contextmanager
+def closed_by_a_mount(root):
+    mounts = ["mount", "--bind", "-o", "ro", root, root], ["mount", "-o", "remount,ro,bind", root]
+    for command in mounts:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount here: {done.stderr}")
+    yield
+    subprocess.run(["umount", root], check=True)
+
+
+CLOSED = [  # and whom it stops
+    pytest.param(
+        closed_by_modes, "Permission denied", id="modes",
+        marks=pytest.mark.skipif(os.geteuid() == 0, reason="runs as root, whom no mode stops"),
+    ),
+    pytest.param(
+        closed_by_a_mount, "Read-only file system", id="mount",
+        marks=[pytest.mark.long, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("closed", "says"), CLOSED)
+def test_a_closed_cache_serves_when_warm_and_tells_when_cold(closed, says, cache_dir, run_python):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
-    mounted = subprocess.run(
-        ["mount", "--bind", "-o", "ro", cache_dir, cache_dir],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if (
-        mounted.returncode
-        or subprocess.run(["mount", "-o", "remount,ro,bind", cache_dir], check=False).returncode
-    ):
-        pytest.skip(f"cannot mount here: {mounted.stderr}")
-    try:
-        warm, cold = (
-            run_python(READ_ONLY_CALL.format("float32")),
-            run_python(READ_ONLY_CALL.format("float64")),
-        )
+    with closed(cache_dir):
+        warm, cold = (run_python(READ_ONLY_CALL.format(t)) for t in ("float32", "float64"))
         strict = run_python(READ_ONLY_CALL.format("float64"), JITKERN_FALLBACK="raise")
-    finally:
-        subprocess.run(["umount", cache_dir], check=True)
     assert warm.stdout == "True 0\n", warm.stderr
-    assert (cold.stdout, cold.stderr.count("Read-only file system")) == ("True 1\n", 1)
+    assert (cold.stdout, cold.stderr.count(says)) == ("True 1\n", 1)
     assert "CacheError: jitkern::vec_add for cpu-" in strict.stderr
 
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, run_python):
+def test_a_full_disk_is_a_clear_error_and_space_mends_it(cache_dir, run_python):
     cache_dir.mkdir(mode=0o700)
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", cache_dir], check=False
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", cache_dir]
+    if subprocess.run(mount, check=False).returncode:
         pytest.skip("cannot mount here")
     code = "import torch, jitkern.ops; print(jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist())"
     try:
@@ -158,9 +142,8 @@ def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, ru
         mended = run_python(code)
     finally:
         subprocess.run(["umount", cache_dir], check=True)
-    assert (
-        "CacheError: jitkern::vec_add for cpu-" in full.stderr and "no space is left" in full.stderr
-    )
+    assert "CacheError: jitkern::vec_add for cpu-" in full.stderr
+    assert "no space is left" in full.stderr
     assert mended.stdout == "[2.0, 2.0, 2.0]\n", mended.stderr
 
 
@@ -179,7 +162,7 @@ print(jitkern.stats()["compiles"], [m for m in ("triton", "sympy", "jitkern.cach
     assert done.stdout == "0 []\n", done.stderr
 
 
-def test_import_compiles_nothing_and_touches_no_disk_or_device(tmp_path, cache_dir, fresh_python):
+def test_import_compiles_nothing_and_touches_no_disk_or_device(cache_dir, fresh_python):
     done = fresh_python(
         "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
         "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'jitkern.cache.lock', 'sympy') if m in set(sys.modules) - before])"

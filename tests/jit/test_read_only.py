@@ -37,6 +37,12 @@ def listing(root):
     }
 
 
+def over(layer, home):
+    """The environment of a process over a layer, whose own cache would lie in a home."""
+    own = {"JITKERN_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": str(home)}
+    return {"JITKERN_SYSTEM_CACHE": str(layer), **own}
+
+
 HOMES = {
     "empty": lambda tmp: tmp,
     "absent": lambda tmp: tmp / "none" / "home",
@@ -49,15 +55,8 @@ HOMES = {
 @pytest.mark.parametrize("home", HOMES)
 def test_a_layer_serves_and_is_neither_written_nor_touched(image, home, tmp_path, run_python):
     before = listing(image)
-    done = run_python(
-        CALL.format("float32"),
-        JITKERN_SYSTEM_CACHE=str(image),
-        JITKERN_CACHE_DIR="",
-        HOME=str(HOMES[home](tmp_path)),
-        XDG_CACHE_HOME="",
-        PATH="/nonexistent",
-        JITKERN_COMPILE="never",
-    )
+    place = over(image, HOMES[home](tmp_path))
+    done = run_python(CALL.format("float32"), **place, PATH="/nonexistent", JITKERN_COMPILE="never")
     assert (done.stdout, done.stderr) == ("True 0\n", ""), done.stderr
     assert listing(image) == before
     assert not (tmp_path / ".cache").exists()
@@ -67,13 +66,7 @@ def test_a_layer_serves_and_is_neither_written_nor_touched(image, home, tmp_path
 @pytest.mark.parametrize("home", [name for name in HOMES if name != "empty"])
 def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tmp_path, run_python):
     before = listing(image)
-    done = run_python(
-        CALL.format("float64"),
-        JITKERN_SYSTEM_CACHE=str(image),
-        JITKERN_CACHE_DIR="",
-        HOME=str(HOMES[home](tmp_path)),
-        XDG_CACHE_HOME="",
-    )
+    done = run_python(CALL.format("float64"), **over(image, HOMES[home](tmp_path)))
     made_as_root = home == "absent" and os.geteuid() == 0
     assert done.stdout == "True 1\n", done.stderr
     assert ("for this process only" in done.stderr) != made_as_root
@@ -81,7 +74,7 @@ def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tm
 
 
 @pytest.mark.long
-def test_where_nothing_can_be_written_one_error_has_the_remedy(image, tmp_path):
+def test_where_nothing_can_be_written_one_error_has_the_remedy(run_python):
     code = (
         "import tempfile, torch, jitkern, jitkern.ops\n"
         "def refuse(*a, **k): raise OSError(30, 'Read-only file system')\n"
@@ -90,10 +83,7 @@ def test_where_nothing_can_be_written_one_error_has_the_remedy(image, tmp_path):
         "except jitkern.CacheError as e: print(e)\n"
         "with jitkern.using(fallback='reference'): print(jitkern.ops.vec_add(x, x).tolist())\n"
     )
-    done = processes.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "JITKERN_CACHE_DIR": "/proc/none"},
-    )
+    done = run_python(code, JITKERN_CACHE_DIR="/proc/none")
     assert "point JITKERN_CACHE_DIR or TMPDIR at one, or prewarm" in done.stdout, done.stderr
     assert done.stdout.endswith("[2.0, 2.0, 2.0]\n"), done.stderr
 
@@ -102,34 +92,19 @@ def test_where_nothing_can_be_written_one_error_has_the_remedy(image, tmp_path):
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 def test_no_call_of_the_system_asks_to_change_a_layer(image, tmp_path):
     trace = tmp_path / "trace"
+    strace = ["strace", "-f", "-y", "-o", str(trace), "-e", "trace=%file,%desc"]
+    program = [sys.executable, "-W", "ignore", "-c", CALL.format("float32")]
+    place = {"JITKERN_SYSTEM_CACHE": str(image), "JITKERN_CACHE_DIR": str(tmp_path / "empty")}
     done = subprocess.run(
-        [
-            "strace", "-f", "-y", "-o", str(trace), "-e", "trace=%file,%desc",
-            sys.executable, "-W", "ignore", "-c", CALL.format("float32"),
-        ],
-        env={
-            **os.environ,
-            "JITKERN_SYSTEM_CACHE": str(image),
-            "JITKERN_CACHE_DIR": str(tmp_path / "empty"),
-            "JITKERN_COMPILE": "never",
-        },
+        [*strace, *program], env={**os.environ, **place, "JITKERN_COMPILE": "never"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if "ptrace" in done.stderr:
         pytest.skip("strace may not trace here")
     assert done.stdout == "True 0\n", done.stderr
     changing = (
-        "O_WRONLY",
-        "O_RDWR",
-        "O_CREAT",
-        "utimens",
-        "flock",
-        "mkdir",
-        "rename",
-        "unlink",
-        "chmod",
-        "F_SETLK",
-    )
+        "O_WRONLY", "O_RDWR", "O_CREAT", "utimens", "flock", "mkdir", "rename", "unlink", "chmod", "F_SETLK",
+    )  # fmt: skip
     touched = [line for line in trace.read_text().splitlines() if str(image) in line]
     assert len(touched) > 5
     assert [line for line in touched if any(word in line for word in changing)] == []
