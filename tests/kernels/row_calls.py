@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from helpers import refusing_to_wait
 
 from benches.kernels.checks import Oracle, poison, widened
 
@@ -33,11 +34,16 @@ def right(op, *args):
             assert (result.shape, result.is_contiguous()) == (exact.shape, True)
             error = Oracle("rows", [result], [exact]).error(result, exact)
             assert error <= 1, (error, [getattr(a, "shape", a) for a in args])
-            assert torch.equal(result.view(torch.uint8), again.view(torch.uint8))
+            assert torch.equal(bits(result), bits(again))
+
+
+def bits(x):
+    """The tensor as bytes, for which a NaN equals itself."""
+    return x.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def as_tuple(results):
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def awkward(dtype, device):
@@ -46,19 +52,11 @@ def awkward(dtype, device):
     def make(*shape):
         return (3 * torch.randn(shape, device=device) + 1).to(dtype)
 
+    shapes = ((3, 1), (33,), (2, 3, 64), (9, 1024), (4, 4099), (0, 6), (4, 0))
     return [
-        make(3, 1),
-        make(33),
-        make(2, 3, 64),
-        make(9, 1024),
-        make(4, 4099),
-        make(7 * 64 + 1)[1:].view(7, 64),
-        make(64, 6).T,
-        make(1, 72).expand(5, 72),
-        make(9, 200)[:, 8:72],
-        make(0, 6),
-        make(4, 0),
-    ]
+        *(make(*shape) for shape in shapes), make(7 * 64 + 1)[1:].view(7, 64), make(64, 6).T,
+        make(1, 72).expand(5, 72), make(9, 200)[:, 8:72],
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -80,3 +78,20 @@ def captured(function):
     graph.replay()
     graph.replay()
     return results
+
+
+def repeats(function, *, waits=False):
+    """Check that results have the same bits on another stream, where none waits, and in a graph."""
+    wanted = as_tuple(function())
+    with elsewhere(), contextlib.nullcontext() if waits else refusing_to_wait():
+        again = as_tuple(function())
+    torch.cuda.synchronize()
+    for results in (again, as_tuple(captured(function))):
+        torch.cuda.synchronize()
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results, wanted, strict=True))
+
+
+def needs_memory(gib):
+    """Skip a test where no GPU has that much memory."""
+    if torch.cuda.get_device_properties(0).total_memory < gib << 30:
+        pytest.skip(f"needs {gib} GiB of GPU memory")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import target_of
-from row_calls import captured, elsewhere
+from row_calls import bits, captured, each_device, elsewhere, needs_memory
 
 import jitkern
 from jitkern.ops import (
@@ -21,8 +21,6 @@ from jitkern.prewarming.op_calls import spelt_calls
 
 pytestmark = pytest.mark.common_cache
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("device", DEVICES)
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # relative, L2
 INF, NAN = math.inf, math.nan
 
@@ -73,8 +71,7 @@ def right(tensors, mask, scale=None):
         error = (got.cpu().double() - want).norm()
         assert error <= TOLERANCE[dtype] * want.norm(), (error / want.norm(), got.shape)
     for one, again in zip(*found):
-        same = (x.contiguous().view(torch.uint8) for x in (one, again))
-        assert torch.equal(*same)
+        assert torch.equal(bits(one), bits(again))
 
 
 def elements(*shape, share=0.3):
@@ -237,10 +234,9 @@ def test_what_does_not_fit_is_refused(device):
         r"bits must be \[patterns, 128, 4\], got \(1, 64, 4\)": (q, k, v, *some[:6], some[6][:, :64]),
         r"patterns like columns: \(0,\)": (q, k, v, *some[:4], some[4][:0], *some[5:]),
     }.items():  # fmt: skip
+        complete, _ = attention.signature.complete(args, {})
         with pytest.raises(RuntimeError, match=match):
-            attention.declaration.launchers["triton"](
-                None, *attention.signature.complete(args, {})[0]
-            )
+            attention.declaration.launchers["triton"](None, *complete)
         with pytest.raises(RuntimeError, match=match):
             attention(*args)
 
@@ -289,22 +285,16 @@ def test_on_a_side_stream_and_in_a_graph():
             return out.detach(), lse.detach(), *grads  # no graph outlives its stream
 
         want = step()
-        with elsewhere():
-            got = step()
-        torch.cuda.synchronize()
-        assert all(map(torch.equal, got, want))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            got = captured(step)
-        torch.cuda.synchronize()
-        assert all(map(torch.equal, got, want))
+        for run in (step, lambda step=step: captured(step)):
+            with elsewhere():
+                got = run()
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, got, want))
 
 
 @pytest.mark.gpu
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.get_device_properties(0).total_memory < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
+    needs_memory(60)
     length = (1 << 31) // (16 * 128) + 256
     shape = 1, length, 16, 128  # heads within tokens: rows lie 2048 apart
     q, k, v = (

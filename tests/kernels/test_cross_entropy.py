@@ -6,16 +6,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import refusing_to_wait
+from row_calls import DTYPES, bits, each_device, each_dtype, repeats
 
 from jitkern import ops
 
 pytestmark = pytest.mark.common_cache
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 inf, nan = math.inf, math.nan
-each_device = pytest.mark.parametrize("device", DEVICES)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Bounds of the loss and of the gradient, relative and absolute: half a unit of the last place of
 # the result, and a few of float32.
 LOSS = {torch.float64: (1e-12, 1e-12)}
@@ -80,16 +78,9 @@ def compare(logits, target, upstream=None, **options):
     assert_close(dlogits, want, *bounds[1])
     if logits.is_contiguous() and logits.dim() < 3:
         changed = logits.clone()
-        assert torch.equal(
-            bits(ops.cross_entropy_with_grad_(changed, target, **options)), bits(total)
-        )
+        again = ops.cross_entropy_with_grad_(changed, target, **options)
+        assert torch.equal(bits(again), bits(total))
         assert torch.equal(bits(changed), bits(dlogits))
-
-
-def bits(x):
-    """The tensor as integers, for which a NaN equals itself."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.contiguous().view(kind)
 
 
 def odd_rows(cols, dtype, device, ignore_index=-100, **_options):
@@ -169,9 +160,7 @@ def test_rows_of_all_lengths_with_infinities_and_nan(device, dtype, options):
 @each_dtype
 def test_strides_offsets_and_shapes(device, dtype):
     if device == "cuda" and dtype is not torch.bfloat16:
-        pytest.skip(
-            "one dtype is enough: others need kernels of their own, and differ in nothing here"
-        )
+        pytest.skip("others need kernels of their own, and differ in nothing here")
     torch.manual_seed(2)
     flat = torch.randn(4 * 300 + 1, device=device).to(dtype)
     target = torch.tensor([0, 299, 7, -100], device=device)
@@ -219,27 +208,23 @@ def test_a_target_that_is_no_class_makes_its_row_nan(device, wrong):
 
 
 @each_device
-def test_large_logits_do_not_cancel(device):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_large_logits_do_not_cancel(device, smoothing):
     """The loss of a row does not depend on what is added to all of its logits."""
     x = torch.randn(8, 1000, device=device).bfloat16().float()
     target = torch.randint(0, 1000, (8,), device=device)
-    for smoothing in (0.0, 0.1):
-        small = ops.cross_entropy(x, target, label_smoothing=smoothing, reduction="none")
-        big = ops.cross_entropy(
-            (x * 256).round() / 256 + 2**14, target, label_smoothing=smoothing, reduction="none"
-        )
-        same = ops.cross_entropy(
-            (x * 256).round() / 256, target, label_smoothing=smoothing, reduction="none"
-        )
-        torch.testing.assert_close(big, same, rtol=2e-6, atol=2e-6)
-        torch.testing.assert_close(small, same, rtol=0.1, atol=0.1)
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    rounded = (x * 256).round() / 256
+    small, same, big = (
+        ops.cross_entropy(one, target, **options) for one in (x, rounded, rounded + 2**14)
+    )
+    torch.testing.assert_close(big, same, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(small, same, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.long
 @each_device
 def test_the_upstream_gradient_is_used_without_a_wait(device):
-    from helpers import refusing_to_wait
-
     logits = torch.randn(6, 40, device=device, requires_grad=True)
     target = torch.randint(0, 40, (6,), device=device)
     ops.cross_entropy(logits, target).backward()  # everything is compiled
@@ -351,20 +336,8 @@ def test_results_repeat_on_a_side_stream_and_in_a_graph(cols):
     logits = torch.randn(300, cols, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(0, cols, (300,), device="cuda")
 
-    def run():
-        return ops.cross_entropy(logits, target), *ops.cross_entropy_with_grad(logits, target)
-
-    want, side, graph = run(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        beside = run()
-    side.synchronize()
-    with torch.cuda.graph(graph):
-        captured = run()
-    for got in (run(), beside, captured):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(got, want, strict=True))
+    repeats(lambda: ops.cross_entropy(logits, target), waits=True)
+    repeats(lambda: ops.cross_entropy_with_grad(logits, target), waits=True)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import refusing_to_wait
+from row_calls import each_device, needs_memory, repeats
 
 import jitkern.ops
 from benches.kernels.checks import Oracle, poison, widened
@@ -11,14 +11,9 @@ pytestmark = pytest.mark.common_cache
 
 NAMES = ("silu", "gelu", "gelu_tanh", "relu2")
 OPS = {
-    name: (
-        getattr(jitkern.ops, f"{name}_and_mul"),
-        getattr(jitkern.ops, f"{name}_and_mul_backward"),
-    )
+    name: [getattr(jitkern.ops, f"{name}_and_mul{end}") for end in ("", "_backward")]
     for name in NAMES
 }
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("device", DEVICES)
 each_name = pytest.mark.parametrize("name", NAMES)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KINDS = [(name, dtype) for name in NAMES for dtype in DTYPES[: 4 if name == "silu" else 2]]
@@ -45,17 +40,10 @@ def test_layouts(device, name, dtype):
         return 3 * torch.randn(shape, device=device).to(dtype)
 
     for x in (
-        make(5, 2),
-        make(3, 4, 512),
-        make(7 * 64 + 1)[1:].view(7, 64),
-        make(64, 6).T,
-        make(1, 64).expand(5, 64),
-        make(9, 200)[:, 8:72],
-        make(2, 9, 72)[:, :4],
-        make(1030),
-        make(0, 6),
-        make(4, 0),
-    ):
+        make(5, 2), make(3, 4, 512), make(7 * 64 + 1)[1:].view(7, 64), make(64, 6).T,
+        make(1, 64).expand(5, 64), make(9, 200)[:, 8:72], make(2, 9, 72)[:, :4], make(1030),
+        make(0, 6), make(4, 0),
+    ):  # fmt: skip
         right(forward, x)
         grad = make(*x.shape[:-1], x.shape[-1] // 2)
         right(backward, grad, x)
@@ -107,26 +95,15 @@ def test_gradients(device, name):
 
 
 @pytest.mark.gpu
-def test_streams_graphs_and_repetition():
+@each_name
+def test_streams_graphs_and_repetition(name):
     x = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
-    for forward, _ in OPS.values():
-        want = forward(x)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), refusing_to_wait():
-            got = forward(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = forward(x)
-        graph.replay()
-        assert torch.equal(got, want) and torch.equal(captured, want)
+    repeats(lambda: OPS[name][0](x))
 
 
 @pytest.mark.gpu
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.get_device_properties(0).total_memory < 40 << 30:
-        pytest.skip("needs 40 GiB of GPU memory")
+    needs_memory(40)
     rows, width = (1 << 16) + 1, 1 << 15
     for start in (0, 1):  # of vectors, and of single elements: more threads than 2^31
         x = torch.zeros(rows * 2 * width + 1, dtype=torch.bfloat16, device="cuda")[start:]

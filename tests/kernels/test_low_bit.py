@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import refusing_to_wait, served
+from row_calls import each_device, elsewhere
 
 from benches.kernels.checks import poison
 from jitkern import ops
 from jitkern.kernels_src import int4, low_bit
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("device", DEVICES)
 HALVES = (torch.bfloat16, torch.float16)
 KINDS = (int4.SYMMETRIC, int4.WHOLE_ZEROS, int4.ADDED_ZEROS)
 # Both sides of each number of tokens at which another form begins, and of each tile of 8.
@@ -289,16 +288,8 @@ def test_tensors_may_lie_anywhere(device):
         assert torch.equal(op(x.T.contiguous().T, *weight), want)
         assert torch.equal(op(x[None, :, None], *weight), want[None, :, None])
         assert op(x[:0], *weight).shape == (0, 40)
-        apart = [
-            None if t is None else torch.empty(t.numel() + 1, dtype=t.dtype, device=device)
-            for t in weight
-        ]
-        for place, t in zip(apart, weight, strict=True):
-            if t is not None:
-                place[1:] = t.flatten()
-        moved = [
-            None if t is None else p[1:].view(t.shape) for p, t in zip(apart, weight, strict=True)
-        ]
+        apart = [None if t is None else torch.cat([t.flatten()[:1], t.flatten()]) for t in weight]
+        moved = [p if p is None else p[1:].view(t.shape) for p, t in zip(apart, weight)]
         assert torch.equal(op(x, *moved), want)
 
 
@@ -349,11 +340,8 @@ def test_graphs_and_side_streams():
                 graph.replay()
                 assert torch.equal(y, want)
                 assert torch.equal(z, expected)
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side), refusing_to_wait():
+            with elsewhere(), refusing_to_wait():
                 again = op(x, *weight)
-            side.synchronize()
             assert torch.equal(again, want)
 
 
@@ -367,21 +355,13 @@ def test_more_than_2_to_the_31_numbers(tokens):
     qweight = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device="cuda")
     scale = torch.rand(columns // 128, rows, device="cuda").bfloat16() * 1e-3
     got = ops.w4a16_linear(x, qweight, scale)[:, last]
-    torch.testing.assert_close(
-        got,
-        ops.w4a16_linear.run_reference(x, qweight[-1:], scale[:, last], None, None),
-        rtol=0.02,
-        atol=0.02,
-    )
+    want = ops.w4a16_linear.run_reference(x, qweight[-1:], scale[:, last], None, None)
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
     del qweight
     q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device="cuda")
     got = ops.w8a16_linear(x, q, scale[0])[:, last]
-    torch.testing.assert_close(
-        got,
-        ops.w8a16_linear.run_reference(x, q[last], scale[0, last], None),
-        rtol=0.02,
-        atol=0.3,
-    )
+    want = ops.w8a16_linear.run_reference(x, q[last], scale[0, last], None)
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.3)
 
 
 def test_large_weights_of_4_bits_are_streamed_where_they_fit():

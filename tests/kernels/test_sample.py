@@ -5,14 +5,13 @@ import math
 import pytest
 import torch
 from helpers import refusing_to_wait
+from row_calls import each_device, elsewhere
 
 from jitkern import ops
 from jitkern.kernels_src.sample.kernel import random_bits, weights
 
 pytestmark = pytest.mark.common_cache
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 inf, nan = math.inf, math.nan
 LONG = {"cpu": 1201, "cuda": 5003}  # more equal values than a GPU keeps for one search
@@ -245,11 +244,8 @@ def test_a_graph_that_advances_the_offset_draws_anew():
         assert torch.equal(tokens, wanted)
     with refusing_to_wait():
         ops.sample(x, seed, offset, *args)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with elsewhere():
         again = ops.sample(x, seed, offset - 4, *args)
-    side.synchronize()
     assert torch.equal(again, eager[0])
 
 
