@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import helpers
@@ -10,7 +9,6 @@ import pytest
 import torch
 from helpers import run_threads
 
-from jitkern.declare import Cuda, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch.resources.device_facts import ATTRIBUTES
 from jitkern.runtime import binding
@@ -21,7 +19,6 @@ pytestmark = [
 ]
 served = partial(helpers.served, device="cuda")
 programs_of = partial(helpers.programs_of, device="cuda")
-_number = itertools.count()
 
 FACTS = """
 __global__ void facts(long long *y, long long a, long long b, long long c, long long d, long long e) {
@@ -30,38 +27,15 @@ __global__ void facts(long long *y, long long a, long long b, long long c, long 
 """
 
 
-@pytest.fixture
-def declared(tmp_path):
-    """Declare an op for CUDA alone, from the text of its kernels and its launch function."""
-
-    def declare(signature, text, function, **source):
-        path = tmp_path / f"k{next(_number)}.cu"
-        path.write_text(text)
-        op = kernel(
-            f"jitkern_gpu_device::k{next(_number)}{signature}", cuda=Cuda(str(path), **source)
-        )
-        op.launch("cuda")(function)
-        return op
-
-    return declare
-
-
 def test_facts_are_those_of_the_device(declared):
     def launch(k, x):
         y = torch.empty(5, dtype=torch.int64, device=x.device)
         shared = k.shared_memory_per_block, k.shared_memory_per_multiprocessor
-        k.facts(
-            y,
-            k.multiprocessors,
-            k.threads_per_multiprocessor,
-            *shared,
-            k.l2_cache_size,
-            grid=1,
-            block=1,
-        )
+        facts = k.multiprocessors, k.threads_per_multiprocessor, *shared, k.l2_cache_size
+        k.facts(y, *facts, grid=1, block=1)
         return y
 
-    op, x = declared("(Tensor x) -> Tensor", FACTS, launch), torch.ones(3, device="cuda")
+    op, x = declared(FACTS, launch), torch.ones(3, device="cuda")
     device = torch.cuda.get_device_properties(x.device)
     wanted = [
         device.multi_processor_count, device.max_threads_per_multi_processor,
@@ -105,7 +79,7 @@ SIGNATURE = "(Tensor x, int room=1) -> Tensor"
 
 
 def test_a_workspace_stays_zeroed_from_call_to_call(declared):
-    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(10_000, device="cuda")
+    op, x = declared(TOTAL, total, SIGNATURE), torch.ones(10_000, device="cuda")
     served(op, x)
     before = programs_of(op).misses
     assert [op(x).item() for _ in range(20)] == [10_000.0] * 20
@@ -117,7 +91,7 @@ def test_a_workspace_stays_zeroed_from_call_to_call(declared):
 
 
 def test_streams_and_threads_share_no_workspace(declared):
-    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    op, x = declared(TOTAL, total, SIGNATURE), torch.ones(1 << 20, device="cuda")
     served(op, x)
     wrong = []
 
@@ -133,7 +107,7 @@ def test_streams_and_threads_share_no_workspace(declared):
 
 
 def test_the_first_call_on_a_stream_does_not_wait(declared):
-    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    op, x = declared(TOTAL, total, SIGNATURE), torch.ones(1 << 20, device="cuda")
     served(op, x)
     torch.cuda.synchronize()
     results = []
@@ -146,7 +120,7 @@ def test_the_first_call_on_a_stream_does_not_wait(declared):
 
 
 def test_a_captured_graph_has_a_workspace_of_its_own(declared):
-    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    op, x = declared(TOTAL, total, SIGNATURE), torch.ones(1 << 20, device="cuda")
     served(op, x)
     graphs, results = [], []
     for room in (1, 50_000):  # the second is larger than any workspace so far
@@ -167,7 +141,7 @@ def test_a_captured_graph_has_a_workspace_of_its_own(declared):
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # Torch's own first graph
 def test_a_workspace_under_reduce_overhead(declared):
-    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 16, device="cuda")
+    op, x = declared(TOTAL, total, SIGNATURE), torch.ones(1 << 16, device="cuda")
     served(op, x)
     compiled = torch.compile(lambda x: op(x * 2) + 1, mode="reduce-overhead", fullgraph=True)
     assert [compiled(x).item() for _ in range(5)] == [(2 << 16) + 1] * 5
@@ -193,7 +167,7 @@ def test_a_kernel_for_one_arch_alone_runs(declared):
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs Hopper")
-    op = declared("(Tensor x) -> Tensor", WARPGROUP, launch, arch_specific=True)
+    op = declared(WARPGROUP, launch, arch_specific=True)
     assert (served(op, torch.ones(100, device="cuda")) == 2).all()
 
 
@@ -211,6 +185,7 @@ __global__ void ranks(int *out, int n) {
 """
 
 
+@pytest.mark.usefixtures("hopper")
 def test_clusters_of_16_with_shared_memory_and_a_carve_out(declared):
     def launch(k, x, cluster, kib, percent):
         out = torch.empty(32, dtype=torch.int32, device=x.device)
@@ -219,17 +194,10 @@ def test_clusters_of_16_with_shared_memory_and_a_carve_out(declared):
         )
         return out
 
-    op = declared("(Tensor x, int cluster, int kib, int percent) -> Tensor", RANKS, launch)
+    op = declared(RANKS, launch, "(Tensor x, int cluster, int kib, int percent) -> Tensor")
     x = torch.ones(1, device="cuda")
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("needs clusters")
-    for cluster, kib, percent in (
-        (16, 8, 50),
-        (2, 100, 100),
-        (16, 8, 0),
-        (8, 60, 90),
-        (16, 100, 100),
-    ):
+    cases = ((16, 8, 50), (2, 100, 100), (16, 8, 0), (8, 60, 90), (16, 100, 100))
+    for cluster, kib, percent in cases:
         wanted = [cluster * 1000 + block % cluster for block in range(32)]
         for _ in range(3):
             assert served(op, x, cluster, kib, percent).tolist() == wanted
@@ -269,7 +237,7 @@ __global__ void tile(T *out, const __grid_constant__ CUtensorMap map, int row, i
   }
 }
 """
-HOPPER = "needs TMA"
+OF_TILES = "(Tensor x, int row, int column) -> Tensor"
 
 
 def tiled(rows, columns, span):
@@ -293,6 +261,7 @@ def tile_of(x, rows, columns, row, column):
     return wanted
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("arch_specific", [False, True], ids=["sm_90", "sm_90a"])
 @pytest.mark.parametrize(
     ("dtype", "columns", "span"),
@@ -300,14 +269,7 @@ def tile_of(x, rows, columns, row, column):
     ids=["128B", "none"],
 )
 def test_a_tile_is_copied_by_tma(declared, dtype, columns, span, arch_specific):
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip(HOPPER)
-    op = declared(
-        "(Tensor x, int row, int column) -> Tensor",
-        TILE,
-        tiled(16, columns, span),
-        arch_specific=arch_specific,
-    )
+    op = declared(TILE, tiled(16, columns, span), OF_TILES, arch_specific=arch_specific)
     for shape in ((100, 256), (33, 64), (2048, 1024)):
         x = torch.randn(shape, device="cuda").to(dtype)
         for row, column in ((0, 0), (16, 0), (24, 32), (shape[0] - 5, shape[1] - 24)):
@@ -319,10 +281,9 @@ def test_a_tile_is_copied_by_tma(declared, dtype, columns, span, arch_specific):
     assert torch.equal(served(op, view, 3, 8), tile_of(view, 16, columns, 3, 8))
 
 
+@pytest.mark.usefixtures("hopper")
 def test_a_tile_under_capture(declared):
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip(HOPPER)
-    op = declared("(Tensor x, int row, int column) -> Tensor", TILE, tiled(16, 64, 128))
+    op = declared(TILE, tiled(16, 64, 128), OF_TILES)
     x = torch.randn(64, 64, device="cuda").bfloat16()
     served(op, x, 3, 0)
     graph = torch.cuda.CUDAGraph()
@@ -334,10 +295,9 @@ def test_a_tile_under_capture(declared):
     assert torch.equal(out, tile_of(x, 16, 64, 3, 0))
 
 
+@pytest.mark.usefixtures("hopper")
 def test_a_tensor_that_tma_cannot_copy_is_refused(declared):
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip(HOPPER)
-    op = declared("(Tensor x, int row, int column) -> Tensor", TILE, tiled(16, 64, 128))
+    op = declared(TILE, tiled(16, 64, 128), OF_TILES)
     x = torch.randn(64, 64, device="cuda").bfloat16()
     served(op, x, 0, 0)
     with pytest.raises(LaunchError, match=r"strides of x but the last.*\(65, 1\)"):

@@ -1,9 +1,8 @@
-"""Kernels of cells on a GPU: texts, an op that is declared again, Triton functions."""
-
-import linecache
+"""Kernels of cells on a GPU: an op that is declared again, Triton functions."""
 
 import pytest
 import torch
+from helpers import run_cell
 
 import jitkern
 from jitkern.runtime.specializer import settle
@@ -46,17 +45,11 @@ def scale(out, x, n, BLOCK: tl.constexpr):
 """
 
 
-def _cell(name, text, variables):
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), variables)
-    return variables
-
-
 def test_an_op_that_is_declared_again_in_every_dtype():
     variables = {"__name__": "__main__"}
     for factor in (2, 3):
         text = _OP.replace("FACTOR", f"{factor}.f")
-        scale = _cell(f"<gpu cell {factor}>", text, variables)["scale"]
+        scale = run_cell(f"<gpu cell {factor}>", text, variables)["scale"]
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.ones(1000, device="cuda", dtype=dtype)
             for _ in range(4):
@@ -64,16 +57,9 @@ def test_an_op_that_is_declared_again_in_every_dtype():
                 settle()
 
 
-def test_a_triton_function_of_a_cell():
-    scale = _cell("<gpu triton>", _TRITON, {"__name__": "__main__"})["scale"]
+def test_a_triton_function_of_arun_cell():
+    scale = run_cell("<gpu triton>", _TRITON, {"__name__": "__main__"})["scale"]
     x = torch.ones(1000, device="cuda")
     out = torch.empty_like(x)
     jitkern.triton_kernel(scale)(out, x, 1000, grid=(8,), BLOCK=128)
     assert torch.equal(out, x * 5)
-
-
-def test_a_cuda_kernel_of_a_text():
-    x = torch.ones(1000, device="cuda")
-    text = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
-    jitkern.cuda_kernel(text=text, name="twice")(x, grid=1, block=1000)
-    assert torch.equal(x, torch.full_like(x, 2))

@@ -5,15 +5,13 @@ See cutile_ops.py and cute_ops.py.
 
 import importlib.util
 import os
-import subprocess
-import sys
-import threading
 from functools import partial
 from pathlib import Path
 
 import helpers
 import pytest
 import torch
+from helpers import run_threads
 from nvidia_ops import matrices
 
 from jitkern import cache_tools
@@ -99,24 +97,20 @@ def test_streams_and_threads_launch_alike(ops):
         with torch.cuda.stream(torch.cuda.Stream()):
             found.append(ops.scale(x, 0.5))
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[call] * 4)
     torch.cuda.synchronize()
     assert len(found) == 4
     assert all(torch.equal(out, x * 0.5) for out in found)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.usefixtures("two_gpus")
 def test_each_gpu_launches_on_itself(ops):
     for device in ("cuda:1", "cuda:0"):
         x = torch.randn(1000, device=device)
         assert torch.equal(ops.scale(x, 0.5), x * 0.5)
 
 
-def test_a_process_needs_the_bundle_alone(ops, language, cache_dir):
+def test_a_process_needs_the_bundle_alone(ops, language, run_python):
     """No language of NVIDIA's is found, and nothing is compiled."""
     if not bundle_of(language):
         pytest.skip(f"needs {language.upper()}_BUNDLE")
@@ -130,9 +124,6 @@ def test_a_process_needs_the_bundle_alone(ops, language, cache_dir):
         "try:\n    ops.scale(x.half(), by)\n"
         "except NotCached as e:\n    print(e)\n"
     )
-    environment = {**os.environ, "JITKERN_COMPILE": "never"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
-    )  # fmt: skip
+    done = run_python(code, JITKERN_COMPILE="never")
     assert done.returncode == 0, done.stderr
     assert "jitkern prewarm" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from helpers import run_threads
 
 import jitkern.ops
 from jitkern import jit
-from jitkern.declare import Cuda, Triton, kernel
+from jitkern.declare import Triton
 from jitkern.launch import measure
 from jitkern.runtime import binding, specializer
 from jitkern.runtime.programs import SLOTS
@@ -25,8 +24,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
-_number = itertools.count()
-
 
 programs_of = partial(helpers.programs_of, device="cuda")
 served = partial(helpers.served, device="cuda")
@@ -79,18 +76,16 @@ def test_threads_from_cold_agree():
     assert not wrong
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_a_tensor_of_another_gpu_is_refused_by_the_stub():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     x, y = torch.randn(8, device="cuda:0"), torch.randn(8, device="cuda:1")
     served(jitkern.ops.vec_add, x, x)
     with pytest.raises(RuntimeError, match="cuda:1"):
         jitkern.ops.vec_add(x, y)
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_each_gpu_is_served_on_itself():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     for index in (0, 1, 0, 1):
         x = torch.randn(8, 8, device=f"cuda:{index}")
         assert torch.equal(served(jitkern.ops.vec_add, x, x), x + x)
@@ -131,12 +126,7 @@ def test_the_profiler_shows_the_op_and_the_kernel():
     assert any("softmax" in name and name != "jitkern::softmax" for name in names), names
 
 
-CLUSTER = """
-#include <cooperative_groups.h>
-__global__ void ranks(int* out) {
-  auto cluster = cooperative_groups::this_cluster();
-  if (threadIdx.x == 0) out[blockIdx.x] = cluster.block_rank() * 100 + cluster.num_blocks();
-}
+REVERSE = """
 __global__ void reverse(int* out, const int* x, int n) {
   extern __shared__ int row[];
   for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[i];
@@ -146,53 +136,26 @@ __global__ void reverse(int* out, const int* x, int n) {
 """
 
 
-@pytest.fixture
-def declare(tmp_path):
-    def make(function, source=None):
-        (tmp_path / "k.cu").write_text(CLUSTER)
-        op = kernel(
-            f"jitkern_gpu::stub{next(_number)}(Tensor x) -> Tensor",
-            cuda=source or Cuda(str(tmp_path / "k.cu")),
-        )
-        op.launch("cuda")(function)
-        return op
-
-    return make
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
-    reason="clusters need compute capability 9.0",
-)
-def test_clusters_by_stub(declare):
-    def launch(k, x):
-        out = torch.empty(4, dtype=torch.int32, device=x.device)
-        k.ranks(out, grid=4, block=32, cluster=2)
-        return out
-
-    assert served(declare(launch), torch.zeros(1, device="cuda")).tolist() == [2, 102, 2, 102]
-
-
-def test_shared_memory_that_grows_beyond_48_kib_by_stub(declare):
+def test_shared_memory_that_grows_beyond_48_kib_by_stub(declared):
     def launch(k, x):
         out = torch.empty_like(x)
         k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
         return out
 
-    op = declare(launch)
+    op = declared(REVERSE, launch)
     for size in (100, 13000, 20000, 25000, 100):
         x = torch.arange(size, dtype=torch.int32, device="cuda")
         assert torch.equal(served(op, x), x.flip(0))
 
 
-def test_shared_memory_that_grows_in_a_second_launch(declare):
+def test_shared_memory_that_grows_in_a_second_launch(declared):
     def launch(k, x):
         first, out = torch.empty_like(x), torch.empty_like(x)
         k.reverse(first, x, 10, grid=1, block=32, smem=40)
         k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
         return out
 
-    op = declare(launch)
+    op = declared(REVERSE, launch)
     for size in (100, 20000, 25000):
         x = torch.arange(size, dtype=torch.int32, device="cuda")
         assert torch.equal(op(x), x.flip(0))
@@ -220,7 +183,9 @@ def double(out, x, n, B: tl.constexpr, EVEN: tl.constexpr):
 
 
 @helpers.needs_triton
-def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_path, monkeypatch):
+def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(
+    declared, tmp_path, monkeypatch, run_python
+):
     (tmp_path / "t.py").write_text(TRITON)
     measured = []
     milliseconds = measure.milliseconds
@@ -238,16 +203,16 @@ def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_pa
         return out
 
     for _ in range(2):
-        op = declare(launch, Triton(str(tmp_path / "t.py")))
+        op = declared("", launch, source=Triton(str(tmp_path / "t.py")))
         for size in (1000, 2048):
             x = torch.randn(size, device="cuda")
             assert torch.equal(served(op, x), 2 * x)
     assert len(measured) == 2 * 2 * 2  # configurations, sizes, ops
-    again = autotune_again(op)
+    again = autotune_again(op, run_python)
     assert again.returncode == 0, again.stderr
 
 
-def autotune_again(op):
+def autotune_again(op, run_python):
     """The choices of this process, in another one that may not measure."""
     code = (
         "import torch\nfrom jitkern.source.kinds import Triton\n"
@@ -262,9 +227,7 @@ def autotune_again(op):
         f"autotune.choose({op.name!r}, source, target, torch.device('cuda', 0), "
         "autotune.Question('double', configs, s), None)\n"
     )
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
+    return run_python(code)
 
 
 DESCRIPTOR = """
@@ -281,11 +244,8 @@ def copy(out, x, M, N, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @helpers.needs_triton
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
-    reason="tensor descriptors need compute capability 9.0",
-)
-def test_triton_scratch_memory_is_allocated(declare, tmp_path):
+@pytest.mark.usefixtures("hopper")
+def test_triton_scratch_memory_is_allocated(declared, tmp_path):
     (tmp_path / "d.py").write_text(DESCRIPTOR)
 
     def launch(k, x):
@@ -294,7 +254,7 @@ def test_triton_scratch_memory_is_allocated(declare, tmp_path):
         k.copy[{"BM": 16, "BN": 64}](out, x, rows, cols, grid=rows // 16)
         return out
 
-    op = declare(launch, Triton(str(tmp_path / "d.py")))
+    op = declared("", launch, source=Triton(str(tmp_path / "d.py")))
     x = torch.randn(64, 64, device="cuda")
     for _ in range(3):
         assert torch.equal(served(op, x), x)
@@ -316,12 +276,8 @@ def test_compute_sanitizer_finds_nothing(tmp_path):
         "        specializer.settle()\n"
         "torch.cuda.synchronize(); print('done')\n"
     )
-    first = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True
-    )
-    assert first.stdout == b"done\n"
-    done = subprocess.run(
-        [tool, "--error-exitcode", "9", sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True, text=True, check=False, timeout=500,
-    )  # fmt: skip
+    program = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.check_output(program) == b"done\n"
+    checked = [tool, "--error-exitcode", "9", *program]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0 and "ERROR SUMMARY: 0 errors" in done.stdout, done.stdout[-3000:]
