@@ -57,6 +57,13 @@ def _handle(library, tensor: torch.Tensor) -> int:
     return handle.value
 
 
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says that it is on a GPU."""
+
+    device = property(lambda _: torch.device("cuda", 0))
+    is_cuda = property(lambda _: True)
+
+
 class FakeGpu:
     """The driver, and a launch runtime of its own that is bound to the driver."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_gpu import OnGpu
 from helpers import REPOSITORY, needs_cute, run_threads
 from nvidia_languages import (
     CUTE,
@@ -185,14 +186,6 @@ def test_the_code_is_prepared_once_for_each_device(build, gpu):
         function.call([*values, 70, 3], "`k`")
     with pytest.raises(LaunchError, match="CUDA error 101 .* when loading it"):
         function.call([*values, 70, 64], "`k`")
-
-
-class OnGpu(torch.Tensor):
-    """A tensor of the CPU that says that it is on a GPU."""
-
-    @property
-    def device(self):
-        return torch.device("cuda:0")
 
 
 @pytest.mark.long

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jitkern.compilers.cuda import toolkit
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -12,3 +14,8 @@ def file(tmp_path):
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def no_nvcc(monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from fake_gpu import OnGpu
 from helpers import H100, FakeCompiler, needs_triton
 
 import jitkern
@@ -42,13 +43,6 @@ def tuned(out, x, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
 """
 ATTRIBUTES = {3: 24, 4: 40}  # bytes of local memory, registers
-
-
-class OnGpu(torch.Tensor):
-    """A tensor of the CPU that says it is on a GPU."""
-
-    device = property(lambda _: torch.device("cuda", 0))
-    is_cuda = property(lambda _: True)
 
 
 class Driver:
@@ -193,9 +187,8 @@ def test_arguments_that_are_too_few_or_many_are_refused(driver, kernels):
     out, x = tensors()
     kernel = kernels.add[(1,)](out, x, 200, 2.0, BLOCK=64)
     for args in ((out, x, 200), (out, x, 200, 2.0, 64, None, 1)):
-        with pytest.raises(
-            LaunchError, match=r"all of \(out, x, n, other, BLOCK, ACT\) by position"
-        ):
+        says = r"all of \(out, x, n, other, BLOCK, ACT\) by position"
+        with pytest.raises(LaunchError, match=says):
             kernel[(1,)](*args)
     with pytest.raises(LaunchError, match="stream=6, which is not the current stream"):
         kernel[(1,)](out, x, 200, 2.0, 64, None, stream=6)
@@ -210,10 +203,8 @@ def test_arguments_of_another_class_get_their_own_code(driver, kernels):
     kernel = kernels.add[(1,)](out, x, 256, 2.0, BLOCK=64)
     kernel[(1,)](out, x[1:], 1, 2.0, 64, None)
     signatures = [variant.signature for variant in COMPILERS["triton"].compiles]
-    assert signatures == [
-        ("*f32:16", "*f32:16", "i32:16", "f32"),
-        ("*f32:16", "*f32", "1", "f32"),
-    ]
+    first, second = ("*f32:16", "*f32:16", "i32:16", "f32"), ("*f32:16", "*f32", "1", "f32")
+    assert signatures == [first, second]
 
 
 def test_it_keeps_no_tensor_alive(driver, kernels):

@@ -6,13 +6,12 @@ import copy
 import enum
 import importlib
 import json
-import linecache
 import math
 import sys
 
 import pytest
 import torch
-from helpers import H100, needs_triton, one_in_four
+from helpers import H100, needs_triton, one_in_four, run_cell, write_files
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitkern
@@ -33,29 +32,40 @@ def add(out, x, y, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr = 1):
 """
 COMMON = "import triton\n\n@triton.jit\ndef same(x):\n    return x\n"
 
+# The same kernel without the module beside it.
+ALONE = TRITON.replace("from . import common\n", "").replace("common.same", "")
+HEAD = "import triton\nimport triton.language as tl\n"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module and import it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        return importlib.import_module(name)
+
+    return written
+
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package with a Triton kernel; importing its __init__ fails the test."""
-    folder = tmp_path / "somelib" / "ops"
-    folder.mkdir(parents=True)
-    (tmp_path / "somelib" / "__init__.py").write_text("import os\nIMPORTED = True\n")
-    (folder / "__init__.py").write_text("")
-    (folder / "kernels.py").write_text(TRITON)
-    (folder / "common.py").write_text(COMMON)
+    """A package with a Triton kernel."""
+    files = {"ops/__init__.py": "", "ops/kernels.py": TRITON, "ops/common.py": COMMON}
+    write_files(tmp_path / "somelib", {"__init__.py": "", **files})
     monkeypatch.syspath_prepend(str(tmp_path))
-    return folder
+    return tmp_path / "somelib" / "ops"
 
 
-def tensors(device="meta"):
-    return [torch.zeros(1000, device=device) for _ in range(3)]
+def tensors():
+    return [torch.zeros(1000, device="meta") for _ in range(3)]
 
 
 def test_a_triton_function_of_a_module_that_is_not_imported(package):
     k = jitkern.triton_kernel("somelib.ops.kernels:add")
-    assert (k.source.package, k.source.files, k.op) == (
-        "somelib.ops", ("kernels.py",), "raw::kernels",
-    )  # fmt: skip
+    assert (k.source.package, k.source.files) == ("somelib.ops", ("kernels.py",))
+    assert k.op == "raw::kernels"
     (variant,) = k.variants(*tensors(), 1000, BLOCK=128, num_warps=8)
     assert variant.template == (("BLOCK", 128), ("DTYPE", 1))
     assert variant.signature == ("*f32:16", "*f32:16", "*f32:16", "i32")
@@ -81,20 +91,21 @@ def test_a_triton_function_compiles_through_the_cache(package):
 @pytest.mark.long
 @needs_triton
 def test_a_package_that_comes_to_the_path_later_is_found(package, tmp_path_factory, monkeypatch):
-    jitkern.triton_kernel("somelib.ops.kernels:add").compile(
-        *tensors(), 1000, BLOCK=128, target=H100
-    )
+    def compiled(name):
+        jitkern.triton_kernel(name).compile(*tensors(), 1000, BLOCK=128, target=H100)
+
+    compiled("somelib.ops.kernels:add")
     later = tmp_path_factory.mktemp("later")
     (later / "laterlib").mkdir()
     for file in package.iterdir():
         if file.suffix == ".py":
             (later / "laterlib" / file.name).write_text(f"{file.read_text()}# moved\n")
     monkeypatch.syspath_prepend(str(later))
-    jitkern.triton_kernel("laterlib.kernels:add").compile(*tensors(), 1000, BLOCK=128, target=H100)
+    compiled("laterlib.kernels:add")
 
 
 @needs_triton
-def test_a_triton_function_object_and_a_file(package, tmp_path):
+def test_a_triton_function_object_and_a_file(package):
     import triton.language as tl
     from somelib.ops import kernels
 
@@ -141,11 +152,8 @@ ACTS = "import triton\n\n@triton.jit\ndef twice(x):\n    return 2 * x\n"
 @needs_triton
 @pytest.mark.long
 def test_constexprs_are_all_that_triton_takes(tmp_path, monkeypatch):
-    package = tmp_path / "constlib"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "consts.py").write_text(CONSTEXPRS)
-    (package / "acts.py").write_text(ACTS)
+    files = {"__init__.py": "", "consts.py": CONSTEXPRS, "acts.py": ACTS}
+    write_files(tmp_path / "constlib", files)
     monkeypatch.syspath_prepend(tmp_path)
     import triton.language as tl
     from constlib import acts, consts
@@ -167,17 +175,16 @@ def test_constexprs_are_all_that_triton_takes(tmp_path, monkeypatch):
 
 
 @needs_triton
-def test_the_file_of_a_function_as_constexpr_is_in_the_key(package, tmp_path):
-    (tmp_path / "own_acts.py").write_text(ACTS)
+def test_the_file_of_a_function_as_constexpr_is_in_the_key(package, module):
     (package / "consts.py").write_text(CONSTEXPRS)
-    import own_acts
+    own_acts = module("own_acts", ACTS)
     import triton.language as tl
 
     k = jitkern.triton_kernel(f"{package}/consts.py:k")
     x = torch.zeros(4, device="meta")
     paths = []
     for text in (ACTS, ACTS.replace("2", "3"), ACTS):
-        (tmp_path / "own_acts.py").write_text(text)
+        module("own_acts", text)
         (entry,) = k.compile(x, x, W=(tl.float32, (own_acts.twice, 1)), target=H100)
         paths.append(entry.path)
     assert paths[0] == paths[2] != paths[1]
@@ -205,11 +212,8 @@ def test_constants_that_are_equal_stay_apart(package):
 
 @pytest.mark.long
 @needs_triton
-def test_a_nested_function_is_not_that_of_the_file(package, tmp_path):
+def test_a_nested_function_is_not_that_of_the_file(module):
     text = """
-import triton
-import triton.language as tl
-
 def made(number):
     FACTOR = tl.constexpr(number)
 
@@ -222,19 +226,14 @@ def made(number):
 def scale(x):
     tl.store(x, 5.0)
 """
-    (tmp_path / "kernels_made.py").write_text(text)
-    import kernels_made
-
-    found = [kernels_made.scale, kernels_made.made(6.0), kernels_made.made(7.0)]
-    entries = [
-        e for f in found for e in jitkern.triton_kernel(f).compile(tensors()[0], target=H100)
-    ]
+    m = module("kernels_made", HEAD + text)
+    found = [jitkern.triton_kernel(f) for f in (m.scale, m.made(6.0), m.made(7.0))]
+    entries = [e for kernel in found for e in kernel.compile(tensors()[0], target=H100)]
     assert len({entry.read("kernel.cubin") for entry in entries}) == 3
 
 
 def test_a_module_lies_in_packages_without_an_init(tmp_path, monkeypatch):
-    (tmp_path / "partslib" / "more").mkdir(parents=True)
-    (tmp_path / "partslib" / "more" / "kernels.py").write_text(TRITON)
+    write_files(tmp_path, {"partslib/more/kernels.py": TRITON})
     monkeypatch.syspath_prepend(tmp_path)
     k = jitkern.triton_kernel("partslib.more.kernels:add")
     assert k.source.package == "partslib.more"
@@ -249,50 +248,34 @@ def test_of_two_functions_of_a_name_the_last_counts(package):
 
 
 @needs_triton
-def test_a_function_object_is_what_its_module_has(package, tmp_path):
-    (tmp_path / "kernels_decorated.py").write_text(
-        """
-import triton
-import triton.language as tl
+@pytest.mark.parametrize("place", ["a file", "a cell"])
+def test_a_function_object_is_what_its_module_has(module, place):
+    text = f"{HEAD}@triton.jit\ndef k(x, n, BLOCK: tl.constexpr = 32): tl.store(x, n)\n"
+    text += 'wide = triton.heuristics({"BLOCK": lambda args: 64})(k)\n'
+    in_a_file = place == "a file"
+    scope = vars(module("decorated", text)) if in_a_file else run_cell("<a cell>", text, {})
+    for name, block in (("k", 32), ("wide", 64)):
+        (variant,) = jitkern.triton_kernel(scope[name]).variants(tensors()[0], 9)
+        assert dict(variant.template) == {"BLOCK": block}
 
-@triton.jit
-def k(x, n, BLOCK: tl.constexpr = 32):
-    tl.store(x, n)
 
-wide = triton.heuristics({"BLOCK": lambda args: 64})(k)
-"""
-    )
-    import kernels_decorated as module
+@needs_triton
+@pytest.mark.parametrize("make", [jitkern.triton_kernel, Triton])
+def test_a_function_object_that_no_module_has_is_refused(module, make):
     import triton
 
-    x = tensors()[0]
-    for function, block in ((module.k, 32), (module.wide, 64)):
-        (variant,) = jitkern.triton_kernel(function).variants(x, 9)
-        assert dict(variant.template) == {"BLOCK": block}
-    elsewhere = triton.heuristics({"BLOCK": lambda args: 128})(module.k)
-    for make in (jitkern.triton_kernel, Triton):
-        with pytest.raises(DeclarationError, match="`k` of its module is another function"):
-            make(elsewhere)
-    scope = {"triton": triton, "tl": module.tl}
-    text = (tmp_path / "kernels_decorated.py").read_text()
-    linecache.cache["<a cell>"] = len(text), None, text.splitlines(keepends=True), "<a cell>"
-    exec(compile(text, "<a cell>", "exec"), scope)
-    for function, block in ((scope["k"], 32), (scope["wide"], 64)):
-        (variant,) = jitkern.triton_kernel(function).variants(x, 9)
-        assert dict(variant.template) == {"BLOCK": block}
+    m = module("kernels_alone", ALONE)
+    elsewhere = triton.heuristics({"BLOCK": lambda args: 128})(m.add)
+    with pytest.raises(DeclarationError, match="`add` of its module is another function"):
+        make(elsewhere)
 
 
 @needs_triton
 def test_a_configuration_that_does_not_compile_is_left_out(package, caplog):
     (package / "kernels.py").write_text(
-        """
-import triton, triton.language as tl
-@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 48)], key=[])
-@triton.jit
-def k(x, LEAST: tl.constexpr, BLOCK: tl.constexpr):
-    tl.static_assert(BLOCK > LEAST)
-    tl.store(x + tl.arange(0, BLOCK), 1.0)
-"""
+        f"{HEAD}@triton.autotune([triton.Config({{'BLOCK': b}}) for b in (64, 48)], key=[])\n"
+        "@triton.jit\ndef k(x, LEAST: tl.constexpr, BLOCK: tl.constexpr):\n"
+        "    tl.static_assert(BLOCK > LEAST)\n    tl.store(x + tl.arange(0, BLOCK), 1.0)\n"
     )
     k = jitkern.triton_kernel(f"{package}/kernels.py:k")
     (entry,) = k.compile(tensors()[0], LEAST=16, target=H100)
@@ -308,13 +291,12 @@ def test_a_global_that_the_program_has_patched_is_refused(tmp_path, monkeypatch)
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "shared.py").write_text(
-        "import triton\nimport triton.language as tl\nW = tl.constexpr(2)\n"
+        f"{HEAD}W = tl.constexpr(2)\n"
         "@triton.jit\ndef half(x):\n    return x * W\n@triton.jit\ndef same(x):\n    return x\n"
     )
     (folder / "kernels.py").write_text(
-        "import triton\nimport triton.language as tl\nfrom . import shared\n"
-        "from .shared import half\nV = tl.constexpr(4)\nT = tl.constexpr((1, tl.float32))\n"
-        "UNUSED = tl.constexpr(1)\n"
+        f"{HEAD}from . import shared\nfrom .shared import half\n"
+        "V = tl.constexpr(4)\nT = tl.constexpr((1, tl.float32))\nUNUSED = tl.constexpr(1)\n"
         "@triton.jit\ndef k(x):\n    tl.store(x, half(V + T[0]) + shared.W)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -378,9 +360,8 @@ def test_a_wrong_triton_function_says_what_is_wrong(package, named, says):
 
 def test_a_default_of_any_triton_parameter_is_taken(package):
     (package / "kernels.py").write_text(
-        """
-import triton, triton.language as tl
-@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0 and args["alpha"] == 2})
+        f"""{HEAD}
+@triton.heuristics({{"EVEN": lambda args: args["n"] % args["BLOCK"] == 0 and args["alpha"] == 2}})
 @triton.jit
 def heur(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, alpha=2.0, beta=-1, mask=None, SIGN: tl.constexpr = -1):
     tl.store(x_ptr, alpha)
@@ -429,23 +410,19 @@ def test_a_wrong_triton_call_says_what_is_wrong(package, args, keywords, says):
     ["k(x, x, x, 64, grid=1, BLOCK=64)", f"k.compile(x, x, x, 64, BLOCK=64, target={H100!r})"],
 )
 def test_a_script_that_runs_when_it_is_imported_is_refused(tmp_path, run_python, unguarded):
-    text = TRITON.replace("from . import common\n", "").replace("common.same", "")
-    text += (
-        "\nimport torch, jitkern\nk = jitkern.triton_kernel(add)\n"
+    compiles = f"print(k.compile(x, x, x, 64, BLOCK=64, target={H100!r}))\n"
+    text = (
+        f"{ALONE}\nimport torch, jitkern\nk = jitkern.triton_kernel(add)\n"
         f"x = torch.zeros(64, device='meta')\n{unguarded}\n"
     )
     (tmp_path / "script.py").write_text(text)
-    run = (
+    done = run_python(
         "k = __import__('jitkern').triton_kernel('script.py:add')\n"
-        "import torch; x = torch.zeros(64, device='meta')\n"
-        f"print(k.compile(x, x, x, 64, BLOCK=64, target={H100!r}))\n"
+        f"import torch; x = torch.zeros(64, device='meta')\n{compiles}"
     )
-    done = run_python(run)
     assert done.returncode == 1
     assert "script.py " in done.stderr and 'if __name__ == "__main__":' in done.stderr
-    (tmp_path / "script.py").write_text(
-        text.replace(unguarded, f"print(k.compile(x, x, x, 64, BLOCK=64, target={H100!r}))")
-    )
+    (tmp_path / "script.py").write_text(text.replace(f"{unguarded}\n", compiles))
     done = run_python("import runpy; runpy.run_path('script.py', run_name='__main__')")
     assert (done.returncode, "raw.add" in done.stdout) == (0, True), done.stderr
 
@@ -463,13 +440,10 @@ def copy(out, x, n, BLOCK: gl.constexpr):
 
 
 @needs_triton
-def test_a_function_of_gluon_is_one_of_triton(tmp_path, monkeypatch):
-    (tmp_path / "kernels_in_gluon.py").write_text(GLUON)
-    monkeypatch.syspath_prepend(tmp_path)
-    import kernels_in_gluon
-
+def test_a_function_of_gluon_is_one_of_triton(module):
+    m = module("kernels_in_gluon", GLUON)
     x = torch.zeros(128, device="meta")
-    for named in (f"{tmp_path}/kernels_in_gluon.py:copy", kernels_in_gluon.copy):
+    for named in (f"{m.__file__}:copy", m.copy):
         (entry,) = jitkern.triton_kernel(named).compile(x, x, 128, BLOCK=128, target=H100)
         assert entry.manifest.meta["symbol"] == "copy"
 
@@ -512,9 +486,8 @@ def test_the_function_below_decorators_is_one_by_itself(tmp_path, monkeypatch):
     import kernels_below
 
     live = jitkern.triton_kernel(kernels_below.twice.fn)
-    assert live.variants(x, x, 128, BLOCK=64, num_ctas=1, maxnreg=None) == named.variants(
-        x, x, 128, BLOCK=64
-    )
+    wanted = named.variants(x, x, 128, BLOCK=64)
+    assert live.variants(x, x, 128, BLOCK=64, num_ctas=1, maxnreg=None) == wanted
     (same,) = live.compile(x, x, 128, BLOCK=64, target=H100)
     assert same.path == entry.path
     with pytest.raises(LaunchError, match="no value for `BLOCK`"):
@@ -532,22 +505,17 @@ def test_a_text_knows_the_version_of_triton(tmp_path):
 
 
 @needs_triton
-def test_decorators_may_follow_from_the_environment(tmp_path, monkeypatch):
+def test_decorators_may_follow_from_the_environment(module, monkeypatch):
     import triton
 
     head, kernel = TORCH.split("@triton.autotune")
-    choice = (
-        '[triton.Config({"BLOCK": b}) for b in ((64,) if os.environ.get("FAST") else (64, 128))]'
-    )
-    kernel = kernel.partition("\n")[2]
-    text = f"import os\n{head}@triton.autotune({choice}, key=['n'])\n{kernel}"
+    blocks = '((64,) if os.environ.get("FAST") else (64, 128))'
+    text = f"import os\n{head}@triton.autotune{kernel.replace('(64, 128)', blocks)}"
     x = torch.zeros(128, device="meta")
     for fast, count in (("1", 1), ("", 2)):
         monkeypatch.setenv("FAST", fast)
-        name = f"kernels_of_environment{fast}"
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
-        kernels = [f"{tmp_path}/{name}.py:tuned", importlib.import_module(name).tuned]
+        m = module(f"kernels_of_environment{fast}", text)
+        kernels = [f"{m.__file__}:tuned", m.tuned]
         for kernel in map(jitkern.triton_kernel, kernels):
             assert len(kernel.compile(x, x, 128, target=H100)) == count
         again = triton.heuristics({"n": lambda args: 1})(kernels[1])
@@ -573,24 +541,21 @@ def tuned(out, x, n, BLOCK: tl.constexpr):
 
 
 @pytest.fixture
-def twice(tmp_path, monkeypatch):
+def twice(tmp_path, module):
     """Makes a function of a tensor that launches a kernel, bare or by `wrap_triton`."""
-    name = f"torchlib_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(TORCH)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module(name)
+    library = module(f"torchlib_{tmp_path.name}", TORCH)
 
     def make(form):
         function, constexprs = ("tuned", {}) if "tuned" in form else ("scale", {"BLOCK": 128})
-        named = f"{name}:{function}" if "name" in form else getattr(module, function)
+        name = f"{library.__name__}:{function}"
+        named = name if "name" in form else getattr(library, function)
         kernel = jitkern.triton_kernel(named)
 
         def wrapped(x):
             out = torch.empty_like(x)
             launched = torch.library.wrap_triton(kernel) if "wrap" in form else kernel
-            launched[lambda meta: (-(-x.numel() // meta["BLOCK"]),)](
-                out, x, x.numel(), **constexprs
-            )
+            grid = lambda meta: (-(-x.numel() // meta["BLOCK"]),)
+            launched[grid](out, x, x.numel(), **constexprs)
             return out
 
         return wrapped
@@ -622,9 +587,9 @@ def test_torch_takes_a_kernel_for_a_triton_function(twice, form, monkeypatch):
 
 
 @needs_triton
-def test_a_kernel_has_what_inductor_asks_of_a_function(package):
-    text = TRITON.replace("from . import common\n", "").replace("common.same", "")
-    (package.parent.parent / "asked.py").write_text(text)
+def test_a_kernel_has_what_inductor_asks_of_a_function(tmp_path, monkeypatch):
+    (tmp_path / "asked.py").write_text(ALONE)
+    monkeypatch.syspath_prepend(tmp_path)
     kernel = jitkern.triton_kernel("asked:add")
     assert not hasattr(kernel, "params")
     import asked
@@ -673,7 +638,7 @@ PATCHED = [
 @pytest.mark.parametrize("case", one_in_four(PATCHED, lambda case: f"patched{PATCHED.index(case)}"))
 def test_what_the_program_has_patched_is_found_behind_links(tmp_path, monkeypatch, case):
     patch, says = case
-    head = "import triton\nimport triton.language as tl\nfrom constants_of import F\n"
+    head = f"{HEAD}from constants_of import F\n"
     scaled = "@triton.jit\ndef f(x):\n    return x * "
     (tmp_path / "constants_of.py").write_text(
         "import triton.language as tl\nF = tl.constexpr(2.0)\n"
@@ -706,15 +671,13 @@ def test_what_the_program_has_patched_is_found_behind_links(tmp_path, monkeypatc
 
 
 @needs_triton
-def test_decorators_that_change_between_kernels_count(tmp_path, monkeypatch):
-    (tmp_path / "decorated_later.py").write_text(
-        "import triton\nimport triton.language as tl\n"
-        "@triton.autotune([triton.Config({}, num_warps=2)], key=[])\n"
+def test_decorators_that_change_between_kernels_count(module):
+    m = module(
+        "decorated_later",
+        f"{HEAD}@triton.autotune([triton.Config({{}}, num_warps=2)], key=[])\n"
         "@triton.heuristics({'B': lambda args: 32})\n"
-        "@triton.jit\ndef k(x, B: tl.constexpr):\n    tl.store(x + tl.arange(0, B), 1.0)\n"
+        "@triton.jit\ndef k(x, B: tl.constexpr):\n    tl.store(x + tl.arange(0, B), 1.0)\n",
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    m = importlib.import_module("decorated_later")
 
     def blocks():
         (variant,) = jitkern.triton_kernel(m.k).variants(tensors()[0], target=H100)
