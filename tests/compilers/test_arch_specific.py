@@ -1,7 +1,5 @@
 """`Cuda(..., arch_specific=True)`: kernels for the features of one arch alone, in ops and by themselves."""
 
-import itertools
-
 import pytest
 import torch
 from fake_gpu import TARGET
@@ -10,7 +8,7 @@ from helpers import needs_nvrtc, target_of
 import jitkern
 from jitkern import jit
 from jitkern.declare import Cuda, kernel
-from jitkern.errors import CompileError, DeclarationError
+from jitkern.errors import CompileError
 from jitkern.op.needed_kernels import needs_of
 from jitkern.remote import layout
 from jitkern.source.kinds import Variant
@@ -26,7 +24,6 @@ __global__ void hop(float *y) {
   *y = 1;
 }
 """
-_number = itertools.count()
 
 
 @pytest.fixture
@@ -41,12 +38,9 @@ def compiled(source, arch="sm_90"):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_an_op_is_compiled_for_the_features_of_its_arch(tmp_path, cli):
-    (tmp_path / "k.cu").write_text(CU)
-    op = kernel(
-        f"jitkern_arch::f{next(_number)}(Tensor x) -> Tensor",
-        cuda=Cuda(str(tmp_path / "k.cu"), arch_specific=True),
-    )
+def test_an_op_is_compiled_for_the_features_of_its_arch(cli):
+    source = Cuda(text=CU, arch_specific=True)
+    op = kernel("jitkern_arch::f(Tensor x) -> Tensor", cuda=source)
 
     @op.launch("cuda")
     def _(k, x):
@@ -105,13 +99,7 @@ def test_a_machine_uses_both(source):
     assert layout.machine_of(cpu).startswith(cpu.rpartition("-torch")[0])
 
 
-def test_the_flag_is_a_bool(tmp_path):
-    with pytest.raises(DeclarationError, match="arch_specific='sm_90a'.*True or False"):
-        Cuda("k.cu", arch_specific="sm_90a")
-
-
 @needs_nvrtc
-def test_a_kernel_by_itself_takes_the_flag(tmp_path):
-    (tmp_path / "k.cu").write_text(CU)
-    hop = jitkern.cuda_kernel(tmp_path / "k.cu", "hop", arch_specific=True)
+def test_a_kernel_by_itself_takes_the_flag():
+    hop = jitkern.cuda_kernel(text=CU, name="hop", arch_specific=True)
     assert "sm_90a" in hop.compile(target=str(TARGET)).manifest.inputs["target"]

@@ -1,7 +1,6 @@
 """Extensions: units compiled where they lie, side by side, each with its own flags, and linked."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LONGEST, alive, run_threads, until
+from cpp_texts import MODULE, library
+from helpers import LONGEST, alive, run_threads, until, write_files
 
 from jitkern import config, jit
 from jitkern.compilers.cuda import toolkit
@@ -21,27 +21,6 @@ from jitkern.source.kinds import Extension, Unit, Variant
 from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-
-STABLE = """
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-static int64_t answer(torch::stable::Tensor x) { return x.numel() + VALUE; }
-STABLE_TORCH_LIBRARY(jitkern_test_extension, m) { m.def("answer(Tensor x) -> int"); }
-STABLE_TORCH_LIBRARY_IMPL(jitkern_test_extension, CPU, m) { m.impl("answer", TORCH_BOX(&answer)); }
-"""
-MODULE = """
-#include <Python.h>
-%s
-#ifndef ANSWER
-#define ANSWER 42
-#endif
-static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
-static PyMethodDef methods[] = {{"answer", answer, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
-#define CONCAT(a, b) a##b
-#define INIT(name) CONCAT(PyInit_, name)
-extern "C" __attribute__((visibility("default"))) PyObject* INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
-"""
 TWO = {
     "main.cpp": MODULE % "int other();\n#define ANSWER VALUE * 100 + other()",
     "other.cpp": "int other() { return VALUE; }\n",
@@ -54,36 +33,38 @@ def variant(tmp_path):
     folder = tmp_path / "k"
     folder.mkdir()
 
-    def make(text, function, **options):
+    def make(text, function="answer", **options):
         (folder / "k.cpp").write_text(text)
-        return Variant(
-            "test::k", Extension("k.cpp", folder=str(folder), function=function, **options)
-        )
+        source = Extension("k.cpp", folder=str(folder), function=function, **options)
+        return Variant("test::k", source)
 
     return make
 
 
+@pytest.fixture
+def of_library(variant):
+    """An Extension of the library `jitkern_test_extension` with these flags."""
+    text, function = library("jitkern_test_extension"), "jitkern_test_extension::answer"
+    return lambda *flags: variant(text, function, flags=flags)
+
+
 @pytest.mark.long
-def test_a_library_that_registers_itself(variant):
-    v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=7"])
-    function = jit.loaded(v, Target.current("cpu"))
-    assert function(torch.zeros(3)) == 10
-    entry = jit.ensure(v, Target.current("cpu"))
-    assert [p.suffix for p in sorted(entry.path.iterdir())] == [".log", ".so", ".json"] or len(
-        list(entry.path.iterdir())
-    ) == 3
+def test_a_library_that_registers_itself(of_library):
+    v = of_library("-DANSWER=7")
+    assert jit.loaded(v, CPU)(torch.zeros(3)) == 10
+    assert len(list(jit.ensure(v, CPU).path.iterdir())) == 3  # manifest, library, log
 
 
 @pytest.mark.long
 def test_a_python_module_carries_the_python_tag(variant):
-    v = variant(MODULE % "", "answer")
-    assert jit.loaded(v, Target.current("cpu"))() == 42
-    assert f"_cp3{sys.version_info.minor}" in jit.ensure(v, Target.current("cpu")).path.parent.name
+    v = variant(MODULE % "")
+    assert jit.loaded(v, CPU)() == 42
+    assert f"_cp3{sys.version_info.minor}" in jit.ensure(v, CPU).path.parent.name
 
 
 def test_a_warm_start_runs_no_tool(variant, run_python):
-    v = variant(MODULE % "", "answer")
-    jit.ensure(v, Target.current("cpu"))
+    v = variant(MODULE % "")
+    jit.ensure(v, CPU)
     code = f"""
 import os, json, subprocess, sys
 def refuse(*a, **k): raise AssertionError("a subprocess")
@@ -100,39 +81,36 @@ print(json.dumps([jit.loaded(v, Target.current("cpu"))(), "torch.utils.cpp_exten
 
 
 def test_a_syntax_error_names_file_and_line(variant):
-    with pytest.raises(
-        CompileError, match=r"its Extension of test::k for cpu-.*k/k\.cpp:2:.*error: "
-    ):
-        jit.ensure(variant("\nint x = ;\n", "answer"), Target.current("cpu"))
+    says = r"its Extension of test::k for cpu-.*k/k\.cpp:2:.*error: "
+    with pytest.raises(CompileError, match=says):
+        jit.ensure(variant("\nint x = ;\n"), CPU)
 
 
 def test_another_torch_is_refused(variant):
     release = "2.10.0" if torch.__version__.startswith("2.11") else "2.11.0"
-    target = Target.parse(f"cpu-x86_64-torch{release}")
-    with pytest.raises(
-        TargetError,
-        match=rf"cannot build for cpu-x86_64-torch{release}.* here: .* the Torch they run on \(this is",
-    ):
-        jit.ensure(variant(MODULE % "", "answer"), target)
+    target = f"cpu-x86_64-torch{release}"
+    says = rf"cannot build for {target}.* here: .* the Torch they run on \(this is"
+    with pytest.raises(TargetError, match=says):
+        jit.ensure(variant(MODULE % ""), Target.parse(target))
 
 
 def test_another_platform_is_refused(variant):
     with pytest.raises(TargetError, match="cannot build for cpu-riscv64-.* on linux_"):
-        jit.ensure(variant(MODULE % "", "answer"), CPU._replace(arch="riscv64"))
+        jit.ensure(variant(MODULE % ""), CPU._replace(arch="riscv64"))
 
 
 @pytest.mark.long
 def test_the_manifest_names_the_compiler_and_its_version(variant):
-    compiler = jit.ensure(variant(MODULE % "", "answer"), CPU).manifest.compiler
+    compiler = jit.ensure(variant(MODULE % ""), CPU).manifest.compiler
     version = subprocess.check_output([config.current().cxx, "--version"], text=True)
     assert compiler == {"name": "cc", "version": version.splitlines()[0]}
     with pytest.raises(CompilerNotFound, match="needs cc 99 or newer"):
-        jit.ensure(variant(MODULE % "", "answer", min_compiler="99"), CPU)
+        jit.ensure(variant(MODULE % "", min_compiler="99"), CPU)
 
 
 def test_what_is_no_module_is_an_error_that_says_what_to_do(variant):
     with pytest.raises(CompileError, match=r'no Python module `k`.* function="ns::name"'):
-        jit.ensure(variant("int x;", "answer"), CPU)
+        jit.ensure(variant("int x;"), CPU)
 
 
 @pytest.mark.long
@@ -142,20 +120,21 @@ def test_a_file_that_the_key_does_not_cover_is_refused(variant, tmp_path):
     header.write_text("")
     text = MODULE % f'#define HIDDEN "{header}"\n#include HIDDEN'
     with pytest.raises(CompileError, match=r"opened .*hidden\.h, which the cache key does not cov"):
-        jit.ensure(variant(text, "answer"), CPU)
+        jit.ensure(variant(text), CPU)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("-g",)], ids=["plain", "debugged"])
-def test_an_artifact_holds_no_path_of_this_machine(variant, tmp_path, flags):
-    v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=sizeof(where())", *flags])
+def test_an_artifact_holds_no_path_of_this_machine(of_library, tmp_path, flags):
+    v = of_library("-DANSWER=sizeof(where())", *flags)
     shared = tmp_path / "include"
     shared.mkdir()
     (shared / "where.h").write_text("inline const char* where_h() { return __FILE__; }\n")
     text = '#include "where.h"\nconst char* where() { return where_h() + *__FILE__; }\n'
-    Path(v.source.folder, "k.cpp").write_text(text + STABLE)
+    unit = Path(v.source.folder, "k.cpp")
+    unit.write_text(text + unit.read_text())
     entry = jit.ensure(v, CPU)
-    binary = (entry.path / entry.manifest.meta["artifact"]).read_bytes()
+    binary = entry.read(entry.manifest.meta["artifact"])
     assert b"./where.h" in binary and b"./k.cpp" in binary
     assert str(tmp_path).encode() not in binary
     assert str(Path(torch.__file__).parent).encode() not in binary
@@ -163,23 +142,22 @@ def test_an_artifact_holds_no_path_of_this_machine(variant, tmp_path, flags):
 
 @pytest.mark.long
 def test_two_ops_may_take_functions_of_one_source(variant):
-    text = STABLE.replace("jitkern_test_extension", "jitkern_test_shared")
-    v = variant(text, "jitkern_test_shared::answer", flags=["-DVALUE=1"])
+    v = variant(library("jitkern_test_shared"), "jitkern_test_shared::answer")
     first = jit.loaded(v, CPU)
     second = jit.loaded(v._replace(op="test::other"), CPU)
-    assert first(torch.zeros(3)) == second(torch.zeros(3)) == 4
+    assert first(torch.zeros(3)) == second(torch.zeros(3)) == 45
 
 
 @pytest.mark.long
-def test_a_namespace_registered_twice_is_an_error_and_no_abort(variant, run_python):
-    v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=1"])
+def test_a_namespace_registered_twice_is_an_error_and_no_abort(of_library, run_python):
+    v = of_library()
     code = f"""
 from jitkern import config, jit
 from jitkern.errors import DeclarationError
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 for value in (1, 2):
-    source = Extension("k.cpp", folder={v.source.folder!r}, function={v.source.function!r}, flags=[f"-DVALUE={{value}}"])
+    source = Extension("k.cpp", folder={v.source.folder!r}, function={v.source.function!r}, flags=[f"-DANSWER={{value}}"])
     try:
         jit.loaded(Variant("test::k", source), Target.current("cpu"))
     except DeclarationError as e:
@@ -199,9 +177,7 @@ def write(tmp_path):
 
     def write(files):
         folder = tmp_path / "ops" / "k"
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+        write_files(folder, files)
         return str(folder)
 
     return write
@@ -238,9 +214,8 @@ def test_each_unit_has_its_own_flags(two):
 @pytest.mark.long
 def test_units_of_one_name_in_several_folders(write):
     folder = write({"a/unit.cpp": TWO["main.cpp"], "b/unit.cpp": TWO["other.cpp"]})
-    source = Extension(
-        ["a/unit.cpp", "b/unit.cpp"], folder=folder, function="answer", flags=["-DVALUE=3"]
-    )
+    units, flags = ["a/unit.cpp", "b/unit.cpp"], ["-DVALUE=3"]
+    source = Extension(units, folder=folder, function="answer", flags=flags)
     assert jit.loaded(Variant("test::folders", source), CPU)() == 303
 
 
@@ -279,12 +254,9 @@ def test_a_unit_that_fails_is_named_and_ends_the_others(two, tmp_path, compiler_
 if [ $unit = main ]; then echo $$ > main.new; mv main.new main.pid; sleep 1000; touch lived; fi
 for i in $(seq 6000); do [ -e main.pid ] && break; sleep 0.05; done
 """
-    with (
-        config.using(jobs=2, cxx=compiler_script(script)),
-        pytest.raises(
-            CompileError, match=r"its Extension of test::two .*k/other\.cpp:3:\d+: error"
-        ) as e,
-    ):
+    says = r"its Extension of test::two .*k/other\.cpp:3:\d+: error"
+    held = config.using(jobs=2, cxx=compiler_script(script))
+    with held, pytest.raises(CompileError, match=says) as e:
         jit.ensure(two, CPU)
     assert not (tmp_path / "lived").exists()
     assert "other.cpp" in e.value.command
@@ -305,12 +277,8 @@ source = Extension({list(two.source.files)!r}, folder={two.source.folder!r}, fun
 with config.using(jobs=2, cxx={compiler_script(script)!r}):
     jit.ensure(Variant("test::two", source), Target.current("cpu"))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     pids = [tmp_path / f"{unit}.pid" for unit in ("main", "other")]
     try:
         until(lambda: all(pid.exists() for pid in pids) or process.poll() is not None)
@@ -331,17 +299,11 @@ with config.using(jobs=2, cxx={compiler_script(script)!r}):
     [("other.h", True), ("../include/shared.h", True), ("unused.h", False)],
 )
 def test_an_edit_rebuilds_what_includes_the_file(write, edited, changes):
-    headers = {
-        "other.h": "#define OTHER 2\n",
-        "../include/shared.h": "#define SHARED 3\n",
-        "unused.h": "",
-    }
+    headers = {"other.h": "#define OTHER 2\n", "../include/shared.h": "#define SHARED 3\n"}
     other = '#include "other.h"\n#include <shared.h>\nint other() { return OTHER + SHARED; }\n'
-    folder = write({**TWO, **headers, "other.cpp": other})
-    source = Extension(
-        ["main.cpp", "other.cpp"], folder=folder, function="answer", flags=["-DVALUE=1"]
-    )
-    v = Variant("test::edited", source)
+    folder = write({**TWO, **headers, "unused.h": "", "other.cpp": other})
+    units, flags = ["main.cpp", "other.cpp"], ["-DVALUE=1"]
+    v = Variant("test::edited", Extension(units, folder=folder, function="answer", flags=flags))
     assert jit.loaded(v, CPU)() == 105
     Path(folder, edited).write_text("#define OTHER 7\n#define SHARED 7\n")
     entry, built = jit.ensure_and_tell(v, CPU)
@@ -352,9 +314,8 @@ def test_an_edit_rebuilds_what_includes_the_file(write, edited, changes):
 # CUDA, as far as no GPU is needed.
 
 CUDA = {
-    "binding.cpp": STABLE.replace("VALUE", "from_cuda()").replace(
-        "static int64", "int from_cuda();\nstatic int64"
-    ),
+    "binding.cpp": "int from_cuda();\n#define ANSWER from_cuda()\n"
+    + library("jitkern_test_extension"),
     "kernel.cu": "__global__ void fill(int* out) { *out = VALUE; }\n"
     "const char* where() { return __FILE__; }\n"
     "int from_cuda() { fill<<<1, 1>>>(nullptr); return *where(); }\n",
@@ -379,14 +340,12 @@ def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
     cpp, cu, *_ = (line for line in log.splitlines() if line.startswith("$ "))
     assert "VALUE" not in cpp and "-gencode=arch=compute_90,code=sm_90 -O2 -DVALUE=5" in cu
     binary = entry.path / entry.manifest.meta["artifact"]
-    assert (
-        str(tmp_path).encode() not in binary.read_bytes() and b"./kernel.cu" in binary.read_bytes()
-    )
+    content = binary.read_bytes()
+    assert str(tmp_path).encode() not in content and b"./kernel.cu" in content
     if shutil.which("cuobjdump"):
         assert "sm_90" in subprocess.check_output(["cuobjdump", "--list-elf", binary], text=True)
-    Path(cuda.source.folder, "kernel.cu").write_text(
-        "\n__global__ void fill(int* out) { *out = ; }\n"
-    )
+    wrong = "\n__global__ void fill(int* out) { *out = ; }\n"
+    Path(cuda.source.folder, "kernel.cu").write_text(wrong)
     with pytest.raises(CompileError, match=r"k/kernel\.cu\(2\): error: expected an expression"):
         jit.ensure(cuda, cuda_target)
 
@@ -394,9 +353,8 @@ def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
 def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target, monkeypatch):
     monkeypatch.setattr(commands, "nvcc", lambda: (["nvcc"], (13, 0)))
     made = []
-    monkeypatch.setattr(
-        compile_and_link, "run_steps", lambda build, steps, *rest: made.append(steps) or 1 / 0
-    )
+    note = lambda build, steps, *rest: made.append(steps) or 1 / 0
+    monkeypatch.setattr(compile_and_link, "run_steps", note)
     monkeypatch.setattr(Target, "visible", lambda: [CPU, cuda_target._replace(arch="sm_90")])
     native = cuda._replace(source=cuda.source.replace(flags=("-arch=native",)))
     for v in (cuda, native):

@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
+from helpers import needs_nvrtc_13
 
 import jitkern.ops
 from jitkern import config, jit
@@ -18,11 +19,10 @@ from jitkern.target import Target
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
 KERNELS = Path(jitkern.ops.softmax.sources["cuda"][0].folder).parent
 
-pytestmark = pytest.mark.skipif(
-    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()),
-    reason="needs NVRTC 13: pip install jitkern[cuda]",
-)
+pytestmark = needs_nvrtc_13
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason="needs nvcc")
+OF_F32 = (("T", "f32"),)
+K = "__global__ void k(float* o) { *o = 1; }"
 
 
 @pytest.fixture
@@ -30,26 +30,64 @@ def build(tmp_path):
     folder = tmp_path / "kernels" / "k"
     folder.mkdir(parents=True)
 
-    def run(text, function="k", template=(), target=TARGET, **options):
-        (folder / "k.cu").write_text(text)
-        return jit.ensure(
-            Variant("test::k", Cuda("k.cu", folder=str(folder), **options), function, template),
-            target,
-        )
+    def run(text=K, function="k", template=(), target=TARGET, **options):
+        """Compile a text, or where it is bytes, a file of these."""
+        raw = text if isinstance(text, bytes) else text.encode()
+        (folder / "k.cu").write_bytes(raw)
+        source = Cuda("k.cu", folder=str(folder), **options)
+        return jit.ensure(Variant("test::k", source, function, template), target)
 
     run.folder = folder
     return run
+
+
+@pytest.fixture
+def no_nvcc(monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
 
 
 def parameters(entry):
     return entry.manifest.meta["parameters"]
 
 
-def test_parameter_types_of_an_extern_c_kernel(build):
-    entry = build(
-        'extern "C" __global__ void k(float* o, const double* x, long long n, int i, unsigned u, float s, bool b, char c, float2* v) {}'
-    )
-    assert parameters(entry) == ["*f32", "*f64", "i64", "i32", "u32", "f32", "bool", "i8", "*"]
+def compiler(entry):
+    return entry.manifest.compiler["name"]
+
+
+PARAMETERS = {
+    "extern C": (
+        'extern "C" __global__ void k(float* o, const double* x, long long n, int i, unsigned u, float s, bool b, char c, float2* v) {}',
+        ["*f32", "*f64", "i64", "i32", "u32", "f32", "bool", "i8", "*"],
+    ),
+    "arrays and pointers to pointers": (
+        """#include <cuda_fp16.h>
+        template <typename T> struct Pair { T a, b; };
+        __global__ void k(Pair<Pair<int*>> p, Pair<int*>* q, float a[4][4], const double b[2][3][4], float** c,
+                          const int* const* d, volatile float* e, __half h, void (*f)(int), float* (*g)[2]) {}""",
+        ["", "*", "*f32", "*f64", "*i64", "*i64", "*f32", "", "", "*i64"],
+    ),
+    "static": ("static __global__ void k(int* o) { *o = 1; }", ["*i32"]),
+    "a struct by value": (
+        "struct S { int a[4]; };\n__global__ void k(S s, int* o) {}",
+        ["", "*i32"],
+    ),
+    "short names": ("__global__ void k(uint* a, ushort* b, ulong c) {}", ["*u32", "*u16", "u64"]),
+    "short names that a header has": (
+        "#include <sys/types.h>\n__global__ void k(uint* a, ushort* b, ulong c) {}",
+        ["*u32", "*u16", "u64"],
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_nvcc")
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_parameters_are_read(build, case):
+    text, codes = PARAMETERS[case]
+    assert parameters(build(text)) == codes
+
+
+def test_an_extern_c_kernel_keeps_its_name(build):
+    entry = build('extern "C" __global__ void k() {}')
     assert entry.manifest.meta["symbol"] == "k"
     assert entry.read("kernel.cubin")[:4] == b"\x7fELF"
 
@@ -69,12 +107,6 @@ def test_template_arguments_go_by_name(build):
     assert "ILi3Ed" in entry.manifest.meta["symbol"]
 
 
-def test_a_gap_in_the_template_arguments_is_refused(build):
-    text = "template <typename T, int N = 4, bool B = false> __global__ void k(T* o) {}"
-    with pytest.raises(CompileError, match="template of <T, N, B>: give `N` too"):
-        build(text, template=(("T", "f32"), ("B", True)))
-
-
 def test_the_order_of_template_parameters_is_that_of_the_header(build):
     (build.folder / "k.h").write_text("template <int M, int N> __global__ void k(int* x) {}")
     entry = build('#include "k.h"', template=(("N", 2), ("M", 1)))
@@ -83,21 +115,11 @@ def test_the_order_of_template_parameters_is_that_of_the_header(build):
 
 def test_where_the_order_is_unknown_the_arguments_go_by_number(build):
     text = "#define KERNEL(n) template <int M, int N> __global__ void n(int* x) {}\nKERNEL(k)"
-    with pytest.raises(
-        CompileError, match="cannot find its template declaration; pass .* by position"
-    ):
+    says = "cannot find its template declaration; pass .* by position"
+    with pytest.raises(CompileError, match=says):
         build(text, template=(("N", 2), ("M", 1)))
     entry = build(text, template=(("0", 1), ("1", 2)))
     assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]
-
-
-def test_arrays_and_pointers_to_pointers_are_pointers(build):
-    text = """#include <cuda_fp16.h>
-    template <typename T> struct Pair { T a, b; };
-    __global__ void k(Pair<Pair<int*>> p, Pair<int*>* q, float a[4][4], const double b[2][3][4], float** c, const int* const* d,
-                      volatile float* e, __half h, void (*f)(int), float* (*g)[2]) {}"""
-    codes = ["", "*", "*f32", "*f64", "*i64", "*i64", "*f32", "", "", "*i64"]
-    assert parameters(build(text)) == codes
 
 
 @pytest.mark.parametrize(
@@ -110,24 +132,9 @@ def test_dtypes_become_cuda_types(build, dtype, code):
 
 
 @pytest.mark.long
-def test_namespaces_launch_bounds_and_static_kernels(build):
-    assert parameters(build("namespace a { __global__ void k(int* o) {} }", function="a::k")) == [
-        "*i32"
-    ]
-    assert parameters(
-        build(
-            "template <typename T> __global__ void __launch_bounds__(128) k(T* o) {}",
-            template=(("T", "f32"),),
-        )
-    ) == ["*f32"]
-    assert parameters(build("static __global__ void k(int* o) { *o = 1; }")) == ["*i32"]
-
-
-def test_a_struct_by_value_is_recorded_as_impassable(build):
-    assert parameters(build("struct S { int a[4]; };\n__global__ void k(S s, int* o) {}")) == [
-        "",
-        "*i32",
-    ]
+def test_a_kernel_may_lie_in_a_namespace_and_have_launch_bounds(build):
+    text = "namespace a { template <typename T> __global__ void __launch_bounds__(128) k(T* o) {} }"
+    assert parameters(build(text, function="a::k", template=OF_F32)) == ["*f32"]
 
 
 def test_local_headers_and_roots(build, tmp_path):
@@ -158,28 +165,45 @@ def test_same_bytes_from_another_place(build, tmp_path):
 
 
 def test_the_arch_is_exact(build):
-    assert build(
-        "__global__ void k(int* o) {\n#if __CUDA_ARCH__ != 800\n#error\n#endif\n}",
-        target=Target.parse("cuda-sm_80-cu130-torch2.11.0"),
-    )
+    text = "__global__ void k(int* o) {\n#if __CUDA_ARCH__ != 800\n#error\n#endif\n}"
+    assert build(text, target=TARGET._replace(arch="sm_80"))
 
 
-def test_a_syntax_error_names_file_and_line(build):
-    with pytest.raises(
-        CompileError,
-        match=r"`k` of test::k for cuda-sm_90-cu130-torch2.11.0: .*kernels/k/k\.cu\(2\): error: ",
-    ):
-        build("__global__ void k(int* o) {\n  *o = ;\n}")
+TEMPLATE = "template <typename T, int N = 4, bool B = false> __global__ void k(T* o) {}"
+ARCH_FLAG = "remove the arch flag: the target sets it"
+REFUSED = {
+    "a syntax error": ("__global__ void k(int* o) {\n  *o = ;\n}", {}, rf"`k` of test::k for {TARGET}: .*kernels/k/k\.cu\(2\): error: "),
+    "a macro that is not defined": ("__global__ void k(int* o) { *o = BLOCK; }", {}, r'k\.cu\(1\): error: identifier "BLOCK" is undefined'),
+    "a missing kernel": (K, {"function": "other"}, r"has no function `other`; it has: k"),
+    "a gap in template arguments": (TEMPLATE, {"template": (*OF_F32, ("B", True))}, "template of <T, N, B>: give `N` too"),
+    "a wrong template name": (TEMPLATE, {"template": (("U", "f32"),)}, r"no template parameter `U`; it has: T, N, B"),
+    "a template argument of no template": (K, {"template": OF_F32}, r"no template parameter `T`; it has: none"),
+    "an arch of -gencode": (K, {"flags": ("-gencode=arch=compute_80,code=sm_80",)}, ARCH_FLAG),
+    "an arch": (K, {"flags": ("-arch=sm_80",)}, ARCH_FLAG),
+    "an arch as the next word": (K, {"flags": ("-arch", "sm_80")}, ARCH_FLAG),
+    "code that a linker completes": (K, {"flags": ("-dlto",)}, r"its flags \['-dlto'\] NVRTC .* remove that flag"),
+}  # fmt: skip
 
 
-def test_an_undefined_macro_names_it(build):
-    with pytest.raises(CompileError, match=r'k\.cu\(1\): error: identifier "BLOCK" is undefined'):
-        build("__global__ void k(int* o) { *o = BLOCK; }")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_compiled_is_refused_with_its_reason(build, case):
+    text, given, says = REFUSED[case]
+    with pytest.raises(CompileError, match=says):
+        build(text, **given)
 
 
-def test_a_missing_kernel_lists_what_there_is(build):
-    with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
-        build("__global__ void k(int* o) {}", function="other")
+@pytest.mark.parametrize(
+    ("of_target", "says"),
+    [
+        ({"arch": "sm_70"}, r"cannot build for cuda-sm_70-.*sm_90"),
+        ({"cuda": "128"}, r'pip install "cuda-toolkit\[nvrtc\]=='),
+        ({"cuda": "140"}, r'pip install "cuda-toolkit\[nvrtc\]=='),
+    ],
+    ids=str,
+)
+def test_a_target_that_nvrtc_does_not_know_is_refused(build, of_target, says):
+    with pytest.raises(TargetError, match=says):
+        build(target=TARGET._replace(**of_target))
 
 
 @pytest.mark.parametrize("nvcc", [None, toolkit.nvcc()])
@@ -187,29 +211,6 @@ def test_a_function_that_is_no_kernel_lacks_a_word(build, monkeypatch, nvcc):
     monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError, match=r"k\.cu:2: `k` in .* write `__global__` before"):
         build("#include <vector>\nvoid k(int* o) {}")
-
-
-def test_a_wrong_template_name_lists_what_there_is(build):
-    with pytest.raises(CompileError, match=r"no template parameter `U`; it has: T, N"):
-        build("template <typename T, int N> __global__ void k(T* o) {}", template=(("U", "f32"),))
-
-
-def test_template_arguments_for_a_plain_kernel_are_refused(build):
-    with pytest.raises(CompileError, match=r"no template parameter `T`; it has: none"):
-        build("__global__ void k(float* o) {}", template=(("T", "f32"),))
-
-
-def test_an_unsupported_arch_lists_the_supported_ones(build):
-    with pytest.raises(TargetError, match=r"cannot build for cuda-sm_70-.*sm_90"):
-        build("__global__ void k(int* o) {}", target=Target.parse("cuda-sm_70-cu130-torch2.11.0"))
-
-
-@pytest.mark.parametrize("cuda", ["128", "140"])
-def test_another_major_version_is_refused_with_the_remedy(build, cuda):
-    with pytest.raises(TargetError, match=r'pip install "cuda-toolkit\[nvrtc\]=='):
-        build(
-            "__global__ void k(int* o) {}", target=Target.parse(f"cuda-sm_90-cu{cuda}-torch2.11.0")
-        )
 
 
 @pytest.mark.parametrize(
@@ -233,12 +234,8 @@ def test_an_nvrtc_without_a_usable_trace_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("version", "added"),
-    [
-        ((12, 8), ["-default-device"]),
-        ((12, 9), ["--no-cache", "-default-device"]),
-        ((13, 0), ["--no-cache"]),
-    ],
-)
+    [((12, 8), ["-default-device"]), ((12, 9), ["--no-cache", "-default-device"]), ((13, 0), ["--no-cache"])],
+)  # fmt: skip
 def test_each_nvrtc_gets_the_options_that_it_knows(monkeypatch, version, added):
     """A cache of NVRTC's own would call cuInit; NVRTC 12 takes lambdas for host functions."""
     library = types.SimpleNamespace(got=[])
@@ -288,7 +285,7 @@ def test_headers_are_those_of_the_major_version_of_the_target(build, tmp_path, m
 def test_no_nvrtc_says_what_to_install(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
     with pytest.raises(CompilerNotFound, match="pip install"):
-        build("__global__ void k(int* o) {}")
+        build()
 
 
 TEACHING = """#include <cstdio>
@@ -299,42 +296,39 @@ int main() { float* d; cudaMalloc(&d, 40); k<double><<<1, 10>>>((double*)d, 10);
 GUARDED = TEACHING.replace("int main", "#ifndef __CUDACC_RTC__\nint main") + "#endif\n"
 
 
-def test_host_code_in_a_guard_needs_no_nvcc(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    entry = build(GUARDED, template=(("T", "f32"),))
-    assert entry.manifest.compiler["name"] == "nvrtc"
-    assert parameters(entry) == ["*f32", "i32"]
+@pytest.mark.usefixtures("no_nvcc")
+def test_host_code_in_a_guard_needs_no_nvcc(build):
+    entry = build(GUARDED, template=OF_F32)
+    assert (compiler(entry), parameters(entry)) == ("nvrtc", ["*f32", "i32"])
 
 
-def test_host_code_with_neither_a_guard_nor_nvcc_is_told_of(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError) as caught:
-        build(TEACHING, template=(("T", "f32"),))
-    assert 'k.cu(4): error: identifier "cudaMalloc" is undefined' in str(caught.value)
-    assert (
-        "Guard what only the host needs with `#ifndef __CUDACC_RTC__`, or install nvcc: pip"
-        in str(caught.value)
+@pytest.mark.usefixtures("no_nvcc")
+def test_host_code_with_neither_a_guard_nor_nvcc_is_told_of(build):
+    says = (
+        r'(?s)k\.cu\(4\): error: identifier "cudaMalloc" is undefined'
+        ".*Guard what only the host needs with `#ifndef __CUDACC_RTC__`, or install nvcc: pip"
     )
+    with pytest.raises(CompileError, match=says):
+        build(TEACHING, template=OF_F32)
 
 
 @pytest.mark.long
 @needs_nvcc
 def test_host_code_without_a_guard_goes_to_nvcc(build):
-    entry = build(TEACHING, template=(("T", "f32"),))
-    assert entry.manifest.compiler["name"] == "nvcc"
-    assert parameters(entry) == ["*f32", "i32"]
+    entry = build(TEACHING, template=OF_F32)
+    assert (compiler(entry), parameters(entry)) == ("nvcc", ["*f32", "i32"])
 
 
+@pytest.mark.usefixtures("no_nvcc")
 @pytest.mark.parametrize(
     "helper",
     ["constexpr int f(int x) { return 2 * x; }", "int f(int x) { return 2 * x; }",
      "struct S { int v; S(int x) : v(x) {} }; constexpr int f(int x) { return S(x).v; }",
      "auto f = [](int x) { return x; };"],
 )  # fmt: skip
-def test_a_helper_without_a_mark_is_compiled_for_the_device(build, monkeypatch, helper):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    text = f"#include <stdio.h>\n{helper}\n__global__ void k(int* o) {{ *o = f(*o); }}"
-    assert build(text).manifest.compiler["name"] == "nvrtc"
+def test_a_helper_without_a_mark_is_compiled_for_the_device(build, helper):
+    entry = build(f"#include <stdio.h>\n{helper}\n__global__ void k(int* o) {{ *o = f(*o); }}")
+    assert compiler(entry) == "nvrtc"
 
 
 # The kernel uses what only the host's headers have.
@@ -348,30 +342,42 @@ int main() { printf("done\\n"); }
 @pytest.mark.long
 @needs_nvcc
 def test_a_kernel_that_needs_host_headers_goes_to_nvcc(build):
-    entry = build(HOSTED, template=(("T", "f32"),))
-    assert entry.manifest.compiler["name"] == "nvcc"
-    assert parameters(entry) == ["*f32"]
+    entry = build(HOSTED, template=OF_F32)
+    assert (compiler(entry), parameters(entry)) == ("nvcc", ["*f32"])
     assert entry.manifest.meta["symbol"].startswith("_Z1kIf")
 
 
-@pytest.mark.parametrize("nvcc", [None, ("nvcc", (12, 8))])
-def test_a_kernel_that_needs_host_headers_and_no_nvcc_says_so(build, monkeypatch, nvcc):
+@pytest.mark.parametrize(("nvcc", "install"), [(None, "nvcc"), (("nvcc", (12, 8)), "another nvcc")])
+def test_a_kernel_that_needs_host_headers_and_no_nvcc_says_so(build, monkeypatch, nvcc, install):
     monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError) as caught:
-        build(HOSTED, template=(("T", "f32"),))
+        build(HOSTED, template=OF_F32)
     assert 'k.cu(3): error: namespace "std" has no member "numeric_limits"' in str(caught.value)
-    install = "another nvcc" if nvcc else "nvcc"
-    assert f'install {install}: pip install "cuda-toolkit[nvcc,nvvm,crt,cudart]==13.0.*"' in str(
-        caught.value
-    )
+    command = 'pip install "cuda-toolkit[nvcc,nvvm,crt,cudart]==13.0.*"'
+    assert f"install {install}: {command}" in str(caught.value)
 
 
-def test_an_unknown_header_and_no_nvcc_says_so(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(
-        CompileError, match=r"<strange\.h> is in no include root.*install nvcc: pip"
-    ):
-        build("#include <strange.h>\n__global__ void k(int* o) {}")
+@pytest.mark.usefixtures("no_nvcc")
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [("strange.h", r".*install nvcc: pip"), ("c10/util/Half.h", ": .*nvcc"), ("mylib/x.h", ": declare ")],
+)  # fmt: skip
+def test_an_unknown_header_and_no_nvcc_says_so(build, header, says):
+    with pytest.raises(CompileError, match=rf"<{header}> is in no include root{says}"):
+        build(f"#include <{header}>\n{K}")
+
+
+@needs_nvcc
+def test_an_unknown_header_is_to_be_declared(build):
+    with pytest.raises(CompileError, match=r"<mylib/x.h> is in no include root: declare "):
+        build(f"#include <mylib/x.h>\n{K}")
+
+
+@pytest.mark.parametrize("nvcc", [None, toolkit.nvcc()])
+def test_a_type_without_its_header_names_the_header(build, monkeypatch, nvcc):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
+    with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
+        build("__global__ void k(__half* x) {}")
 
 
 # As the extensions of Torch have it: one file, whose kernels need nothing of Torch.
@@ -406,33 +412,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale, "scale"); }
 """
 
 
-def test_an_extension_of_torch_may_be_guarded_as_a_whole(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+@pytest.mark.usefixtures("no_nvcc")
+def test_an_extension_of_torch_may_be_guarded_as_a_whole(build):
     entry = build(OF_TORCH, template=(("scalar_t", "f64"),))
     assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
     with pytest.raises(CompileError, match=r"(?s)<torch/extension\.h> is in .* `#ifndef __CUDACC"):
         build(OF_TORCH.replace("#ifndef __CUDACC_RTC__", "#if 1"))
 
 
-@pytest.mark.parametrize("include", ["", "#include <sys/types.h>\n"])
-def test_the_short_names_of_unsigned_types_are_known(build, monkeypatch, include):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    entry = build(include + "__global__ void k(uint* a, ushort* b, ulong c) {}")
-    assert parameters(entry) == ["*u32", "*u16", "u64"]
-
-
-NEEDS_TORCH = "#include <c10/util/Half.h>\n__global__ void k(c10::Half* o) {}"
-
-
-def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError, match=r"<c10/util/Half.h> is in no include root: .*nvcc"):
-        build(NEEDS_TORCH)
-
-
 @pytest.mark.long
-def test_cub_as_a_whole_needs_no_nvcc(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+@pytest.mark.usefixtures("no_nvcc")
+def test_cub_as_a_whole_needs_no_nvcc(build):
     text = """#include <cub/cub.cuh>
 template <typename T> __global__ void k(T* out, const T* x) {
   using Reduce = cub::BlockReduce<T, 256>;
@@ -440,9 +430,8 @@ template <typename T> __global__ void k(T* out, const T* x) {
   T sum = Reduce(memory).Sum(x[threadIdx.x]);
   if (threadIdx.x == 0) *out = sum;
 }"""
-    entry = build(text, template=(("T", "f32"),))
-    assert entry.manifest.compiler["name"] == "nvrtc"
-    assert parameters(entry) == ["*f32", "*f32"]
+    entry = build(text, template=OF_F32)
+    assert (compiler(entry), parameters(entry)) == ("nvrtc", ["*f32", "*f32"])
 
 
 @pytest.mark.parametrize("name", ["CUB_NVRTC", "NVRTC"])
@@ -466,28 +455,14 @@ def test_nvcc_finds_the_headers_of_wheels(build, tmp_path, monkeypatch):
     (wheel / "include").mkdir(parents=True)
     (wheel / "include" / "cublas_of_a_wheel.h").write_text("#define OF_A_WHEEL 3\n")
     monkeypatch.setattr(toolkit, "wheel_prefixes", lambda: [wheel])
-    entry = build(
-        "#include <limits>\n#include <cublas_of_a_wheel.h>\ntemplate <typename T> __global__ void"
-        " k(T* o) { *o = std::numeric_limits<T>::digits + OF_A_WHEEL; }",
-        template=(("T", "f32"),),
-    )
-    assert entry.manifest.compiler["name"] == "nvcc"
+    text = f"#include <cublas_of_a_wheel.h>\n{HOSTED}".replace("digits", "digits + OF_A_WHEEL")
+    assert compiler(build(text, template=OF_F32)) == "nvcc"
 
 
-def test_an_error_beside_a_host_half_names_its_line(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+@pytest.mark.usefixtures("no_nvcc")
+def test_an_error_beside_a_host_half_names_its_line(build):
     with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "nothing" is undefined'):
-        build(TEACHING.replace("T(1)", "nothing"), template=(("T", "f32"),))
-
-
-@pytest.mark.parametrize("nvcc", [True, False])
-def test_what_a_directory_or_a_header_is_missing_for_is_told(build, monkeypatch, nvcc):
-    if not nvcc:
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError, match=r"<mylib/extension.h> is in no include root: declare "):
-        build(f"#include <mylib/extension.h>\n{K}")
-    with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
-        build("__global__ void k(__half* x) {}")
+        build(TEACHING.replace("T(1)", "nothing"), template=OF_F32)
 
 
 @pytest.mark.parametrize("function", ["k(float*)", "k(float *x)"])
@@ -498,11 +473,11 @@ def test_one_of_several_overloads(build, function):
         build(text)
 
 
+@pytest.mark.usefixtures("no_nvcc")
 def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     monkeypatch.setattr(toolkit, "include_directories", lambda major: [])
     with pytest.raises(CompileError, match=r'pip install "cuda-toolkit\[cudart\]==13.0.\*"'):
-        build("#include <cuda_fp16.h>\n__global__ void k(int* o) {}")
+        build(f"#include <cuda_fp16.h>\n{K}")
 
 
 def test_probe_names_are_read_whatever_the_kernel_is_called():
@@ -510,28 +485,21 @@ def test_probe_names_are_read_whatever_the_kernel_is_called():
     assert ptx.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
 
 
-K = "__global__ void k(float* o) { *o = 1; }"
-
-
+@pytest.mark.usefixtures("no_nvcc")
 @pytest.mark.parametrize("text", ["\ufeff" + K, f"// caf\xe9\n{K}", "\ufeff" + GUARDED])
-def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(build, monkeypatch, text):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(build, text):
     raw = text.encode("utf-8" if text[0] == "\ufeff" else "latin-1")
     (build.folder / "near.cuh").write_bytes(raw)
-    template = (("T", "f32"),) if "template" in text else ()
+    template = OF_F32 if "template" in text else ()
     assert build('#include "near.cuh"\n', template=template)  # a header
-    (build.folder / "k.cu").write_bytes(raw)
-    variant = Variant("test::k", Cuda("k.cu", folder=str(build.folder)), "k", template)
-    assert jit.ensure(variant, TARGET)
+    assert build(raw, template=template)
 
 
 @pytest.mark.long
 @needs_nvcc
 def test_nvcc_is_given_the_bytes_of_the_file(build):
-    (build.folder / "k.cu").write_bytes(b"\xef\xbb\xbf// caf\xe9\n" + HOSTED.encode())
-    source = Cuda("k.cu", folder=str(build.folder))
-    entry = jit.ensure(Variant("test::k", source, "k", (("T", "f32"),)), TARGET)
-    assert entry.manifest.compiler["name"] == "nvcc"
+    raw = b"\xef\xbb\xbf// caf\xe9\n" + HOSTED.encode()
+    assert compiler(build(raw, template=OF_F32)) == "nvcc"
 
 
 NVCC_ONLY = ("-O3", "--expt-relaxed-constexpr", "--extended-lambda", "-expt-extended-lambda")
@@ -539,20 +507,20 @@ NVCC_ONLY += ("-Xcompiler", "-fPIC", "-Xcompiler=-Wall", "--compiler-options", "
 
 
 @pytest.mark.long
-def test_flags_of_nvcc_that_mean_nothing_to_nvrtc_are_left_out(build, monkeypatch):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+@pytest.mark.usefixtures("no_nvcc")
+def test_flags_of_nvcc_that_mean_nothing_to_nvrtc_are_left_out(build):
     text = "constexpr int twice(int x) { return 2 * x; }\n"
     text += "__global__ void k(int* o) { [=] { *o = twice(*o); }(); }"
     entry = build(text, flags=NVCC_ONLY)
-    assert entry.manifest.compiler["name"] == "nvrtc"
+    assert compiler(entry) == "nvrtc"
     assert build(text).path != entry.path
 
 
 @pytest.mark.long
 @needs_nvcc
 def test_a_kernel_for_nvcc_is_given_its_flags(build):
-    entry = build(HOSTED, template=(("T", "f32"),), flags=NVCC_ONLY)
-    assert entry.manifest.compiler["name"] == "nvcc"
+    entry = build(HOSTED, template=OF_F32, flags=NVCC_ONLY)
+    assert compiler(entry) == "nvcc"
     assert " ".join(NVCC_ONLY) in (entry.path / "compile.log").read_text()
 
 
@@ -560,8 +528,7 @@ def test_a_kernel_for_nvcc_is_given_its_flags(build):
 @needs_nvcc
 def test_an_extended_lambda_goes_to_nvcc(build, monkeypatch):
     text = "__global__ void k(int* o) { [=] __device__ { *o = 1; }(); }"
-    entry = build(text, flags=("--extended-lambda",))
-    assert entry.manifest.compiler["name"] == "nvcc"
+    assert compiler(build(text, flags=("--extended-lambda",))) == "nvcc"
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(CompileError, match="does not know `--extended-lambda`.* install nvcc"):
         build(text + " ", flags=("--extended-lambda",))
@@ -571,28 +538,14 @@ def test_an_extended_lambda_goes_to_nvcc(build, monkeypatch):
 @needs_nvcc
 @pytest.mark.parametrize("text", [K, f"{K}\nint main() {{}}"])
 def test_another_flag_that_nvrtc_does_not_know_goes_to_nvcc(build, text):
-    entry = build(text, flags=("--threads", "1"))
-    assert entry.manifest.compiler["name"] == "nvcc"
+    assert compiler(build(text, flags=("--threads", "1"))) == "nvcc"
 
 
 @pytest.mark.parametrize("text", [K, f"{K}\nint main() {{}}"])
-def test_a_flag_that_nvrtc_does_not_know_and_no_nvcc_says_so(build, monkeypatch, text):
-    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+@pytest.mark.usefixtures("no_nvcc")
+def test_a_flag_that_nvrtc_does_not_know_and_no_nvcc_says_so(build, text):
     with pytest.raises(CompileError, match=r"NVRTC does not know `--threads`.* install nvcc: pip"):
         build(text, flags=("--threads", "1"))
-
-
-@pytest.mark.parametrize(
-    "flags", [("-gencode=arch=compute_80,code=sm_80",), ("-arch=sm_80",), ("-arch", "sm_80")]
-)
-def test_a_flag_that_names_an_arch_is_refused(build, flags):
-    with pytest.raises(CompileError, match="remove the arch flag: the target sets it"):
-        build(K, flags=flags)
-
-
-def test_a_flag_for_code_that_a_linker_completes_is_refused(build):
-    with pytest.raises(CompileError, match=r"its flags \['-dlto'\] NVRTC .* remove that flag"):
-        build(K, flags=("-dlto",))
 
 
 def test_wheels_of_both_layouts_are_found(tmp_path, monkeypatch):
@@ -603,26 +556,20 @@ def test_wheels_of_both_layouts_are_found(tmp_path, monkeypatch):
     assert toolkit.wheel_prefixes.__wrapped__() == [folder.parent for folder in headers]
 
 
-@pytest.mark.parametrize("nvcc", [True, False])
+@pytest.mark.parametrize(
+    "nvcc", [None, pytest.param(toolkit.nvcc(), marks=needs_nvcc)], ids=["no nvcc", "nvcc"]
+)
 def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, nvcc):
-    if nvcc and toolkit.nvcc() is None:
-        pytest.skip("needs nvcc")
-    if not nvcc:
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    # no such header in any toolkit
+    monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError, match=r'install "cuda-toolkit\[curand\]==13.0.\*"'):
-        build(f"#include <curand_missing.h>\n{K}")
+        build(f"#include <curand_missing.h>\n{K}")  # which is in no toolkit
 
 
 def test_nvrtc_runs_once_and_the_manifest_has_its_full_version(build, monkeypatch):
-    programs = []
-    compiled = NvrtcProgram.compile
-    monkeypatch.setattr(
-        NvrtcProgram,
-        "compile",
-        lambda self, options: programs.append(self) or compiled(self, options),
-    )
-    entry = build("__global__ void k(float* o) {}")
+    programs, compiled = [], NvrtcProgram.compile
+    compile_and_note = lambda self, options: programs.append(self) or compiled(self, options)
+    monkeypatch.setattr(NvrtcProgram, "compile", compile_and_note)
+    entry = build()
     assert len(programs) == 1
     source = Cuda("k.cu", folder=str(build.folder))
     assert entry.manifest.compiler in compiler_for(source).identities(source, TARGET)

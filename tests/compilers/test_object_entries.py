@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cpp_texts import MODULE
+from helpers import until, write_files
 
 import jitkern
 from jitkern import cache_tools, config, jit
@@ -23,18 +25,7 @@ from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-
-BIND = """
-#include <Python.h>
-int one();
-int two();
-static PyObject* sum(PyObject*, PyObject*) { return PyLong_FromLong(one() + two()); }
-static PyMethodDef methods[] = {{"sum", sum, METH_NOARGS, nullptr}, {}};
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
-#define CONCAT(a, b) a##b
-#define INIT(name) CONCAT(PyInit_, name)
-extern "C" __attribute__((visibility("default"))) PyObject* INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
-"""
+ONE, TWO = "int one() { return 1; }\n", "int two() { return 2; }\n"
 LIBRARY = """
 #include <torch/csrc/stable/library.h>
 int one();
@@ -45,10 +36,8 @@ STABLE_TORCH_LIBRARY(objects_of_two, m) { m.def("one() -> int"); }
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "units"
-    folder.mkdir()
-    (folder / "bind.cpp").write_text(BIND)
-    (folder / "one.cpp").write_text("int one() { return 1; }\n")
-    (folder / "two.cpp").write_text("int two() { return 2; }\n")
+    bind = MODULE % "int one();\nint two();\n#define ANSWER one() + two()"
+    write_files(folder, {"bind.cpp": bind, "one.cpp": ONE, "two.cpp": TWO})
     return folder
 
 
@@ -79,8 +68,20 @@ exec c++ "$@"
     return units
 
 
-def load(folder, name="objects", files=("bind.cpp", "one.cpp", "two.cpp"), **arguments):
-    return jitkern.load(name, [folder / file for file in files], **arguments)
+UNITS = ["bind.cpp", "one.cpp", "two.cpp"]
+
+
+def load(folder, name="objects", **arguments):
+    return jitkern.load(name, [folder / file for file in UNITS], **arguments)
+
+
+def loading(folder, cache_dir, **options):
+    """A process that loads them, once two objects are in the cache."""
+    files = [str(folder / file) for file in UNITS]
+    code = f"import jitkern; print(jitkern.load('objects', {files}).answer())"
+    child = subprocess.Popen([sys.executable, "-c", code], **options)
+    until(lambda: len(objects(cache_dir)) >= 2, of=[child])
+    return child
 
 
 def objects(cache_dir, stem="*"):
@@ -89,24 +90,24 @@ def objects(cache_dir, stem="*"):
 
 @pytest.mark.long
 def test_an_edit_compiles_what_reads_the_file(folder, compiled, cache_dir):
-    assert load(folder).sum() == 3
-    assert compiled() == ["bind.cpp", "one.cpp", "two.cpp"]
+    assert load(folder).answer() == 3
+    assert compiled() == UNITS
     (folder / "two.h").write_text("#define TWO 20\n")
     (folder / "two.cpp").write_text('#include "two.h"\nint two() { return TWO; }\n')
-    assert (load(folder).sum(), compiled()) == (21, ["two.cpp"])
+    assert (load(folder).answer(), compiled()) == (21, ["two.cpp"])
     (folder / "two.h").write_text("#define TWO 200\n")
-    assert (load(folder).sum(), compiled()) == (201, ["two.cpp"])
-    (folder / "two.cpp").write_text("int two() { return 2; }\n")
-    assert (load(folder).sum(), compiled()) == (3, []), "as it was at first"
-    assert load(folder, extra_cflags=["-DMORE"]).sum() == 3
-    assert compiled() == ["bind.cpp", "one.cpp", "two.cpp"]
+    assert (load(folder).answer(), compiled()) == (201, ["two.cpp"])
+    (folder / "two.cpp").write_text(TWO)
+    assert (load(folder).answer(), compiled()) == (3, []), "as it was at first"
+    assert load(folder, extra_cflags=["-DMORE"]).answer() == 3
+    assert compiled() == UNITS
 
 
 @pytest.mark.long
 def test_a_build_without_a_change_of_units_only_links(folder, compiled):
     load(folder)
     compiled()
-    assert load(folder, extra_ldflags=["-Wl,-z,now"]).sum() == 3
+    assert load(folder, extra_ldflags=["-Wl,-z,now"]).answer() == 3
     assert compiled() == []
 
 
@@ -116,23 +117,19 @@ def test_extensions_share_units_that_lack_their_name(folder, compiled, tmp_path)
     compiled()
     moved = tmp_path / "moved"
     folder.rename(moved)
-    assert load(moved, "other").sum() == 3
+    assert load(moved, "other").answer() == 3
     assert compiled() == ["bind.cpp"]
 
 
 @pytest.mark.long
 def test_a_killed_build_keeps_what_was_finished(folder, compiled, cache_dir):
     compiled.slow.touch()
-    code = f"import jitkern; jitkern.load('objects', {[str(folder / f) for f in ('bind.cpp', 'one.cpp', 'two.cpp')]})"
-    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    while len(objects(cache_dir)) < 2:
-        assert child.poll() is None
-        time.sleep(0.05)
+    child = loading(folder, cache_dir, start_new_session=True)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     compiled.slow.unlink()
     compiled()
-    assert (load(folder).sum(), compiled()) == (3, ["one.cpp"])
+    assert (load(folder).answer(), compiled()) == (3, ["one.cpp"])
 
 
 @pytest.mark.long
@@ -140,9 +137,9 @@ def test_a_failed_build_keeps_what_was_finished(folder, compiled):
     (folder / "two.cpp").write_text("int two() { return two; }\n")
     with config.using(jobs=1), pytest.raises(CompileError, match=r"two\.cpp:1"):
         load(folder)
-    (folder / "two.cpp").write_text("int two() { return 2; }\n")
+    (folder / "two.cpp").write_text(TWO)
     compiled()
-    assert (load(folder).sum(), compiled()) == (3, ["two.cpp"])
+    assert (load(folder).answer(), compiled()) == (3, ["two.cpp"])
 
 
 @pytest.mark.long
@@ -155,7 +152,7 @@ def test_a_damaged_object_is_found_and_compiled_again(folder, compiled, cache_di
     bad = cache_tools.rows(jit.open_cache(), EntryFilter(problem=True), verify="always")
     assert [row.path for row in bad] == [str(path.parent)]
     (folder / "one.cpp").write_text("int one() { return 10; }\n")
-    assert (load(folder).sum(), compiled()) == (12, ["one.cpp", "two.cpp"])
+    assert (load(folder).answer(), compiled()) == (12, ["one.cpp", "two.cpp"])
     assert "is damaged" in caplog.text
 
 
@@ -167,18 +164,14 @@ def test_a_unit_that_reads_beyond_its_key_is_left_to_torch(folder, monkeypatch, 
         header.write_text(f"#define TWO {two}\n")
         text = f'// {two}\n#define H "{header}"\n#include H\nint two() {{ return TWO; }}\n'
         (folder / "two.cpp").write_text(text)
-        assert load(folder).sum() == 1 + two
+        assert load(folder).answer() == 1 + two
     assert "left to Torch" in caplog.text
 
 
 @pytest.mark.long
 def test_a_unit_that_is_edited_in_mid_compile_is_compiled_again(folder, compiled, cache_dir):
     compiled.slow.touch()
-    code = f"import jitkern; print(jitkern.load('objects', {[str(folder / f) for f in ('bind.cpp', 'one.cpp', 'two.cpp')]}).sum())"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    while len(objects(cache_dir)) < 2:
-        assert child.poll() is None
-        time.sleep(0.05)
+    child = loading(folder, cache_dir, stdout=subprocess.PIPE, text=True)
     (folder / "one.cpp").write_text("int one() { return 10; }\n")
     compiled.slow.unlink()
     assert child.communicate()[0] == "12\n"
@@ -195,15 +188,20 @@ def test_another_compiler_makes_its_own_objects(folder, compiled, tmp_path, monk
     )
     monkeypatch.setenv("CXX", f"sh {other}")
     (folder / "two.cpp").write_text("int two() { return 20; }\n")
-    assert (load(folder).sum(), compiled()) == (21, ["bind.cpp", "one.cpp", "two.cpp"])
+    assert (load(folder).answer(), compiled()) == (21, UNITS)
+
+
+def variant_of(folder, *units):
+    """A library of ops of these units."""
+    (folder / "bind.cpp").write_text(LIBRARY)
+    files = ("bind.cpp", *units)
+    source = Extension(files, folder=str(folder), function="objects_of_two::one")
+    return Variant("t::one", source)
 
 
 @pytest.mark.long
 def test_refresh_compiles_the_units_again(folder, compiled, cache_dir):
-    (folder / "bind.cpp").write_text(LIBRARY)
-    files = ("bind.cpp", "one.cpp")
-    source = Extension(files, folder=str(folder), function="objects_of_two::one")
-    variant, target = Variant("t::one", source), Target.current("cpu")
+    variant, target = variant_of(folder, "one.cpp"), Target.current("cpu")
     with config.using(cxx=os.environ["CXX"]):
         jit.ensure(variant, target)
         made = {path: path.stat().st_ino for path in objects(cache_dir)}
@@ -218,16 +216,12 @@ def test_refresh_compiles_the_units_again(folder, compiled, cache_dir):
 @pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
 def test_another_arch_takes_the_host_objects(folder, compiled, cuda_target, cache_dir):
-    (folder / "bind.cpp").write_text(LIBRARY)
     (folder / "kernel.cu").write_text("__global__ void fill(int* out) { *out = 1; }\n")
-    files = ("bind.cpp", "one.cpp", "kernel.cu")
-    source = Extension(files, folder=str(folder), function="objects_of_two::one")
+    variant = variant_of(folder, "one.cpp", "kernel.cu")
     with config.using(cxx=os.environ["CXX"]):
         for arch in ("sm_80", "sm_90"):
-            with contextlib.suppress(
-                CompileError
-            ):  # of the linker, where this Torch is for the CPU
-                jit.ensure(Variant("t::one", source), cuda_target._replace(arch=arch))
+            with contextlib.suppress(CompileError):  # of the linker, if this Torch is for the CPU
+                jit.ensure(variant, cuda_target._replace(arch=arch))
     assert compiled() == ["bind.cpp", "one.cpp"]
     assert len(objects(cache_dir, "kernel")) == 2
 

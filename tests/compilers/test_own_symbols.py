@@ -7,6 +7,8 @@ import sys
 
 import pytest
 import torch
+from cpp_texts import MODULE
+from helpers import write_files
 
 import jitkern
 from jitkern import jit
@@ -58,13 +60,6 @@ static int found(int n) {
 """
 HEAD = "#define STRING_OF(x) #x\n#define STRING(x) STRING_OF(x)\n"
 KERNEL = HEAD + SYMBOLS + 'extern "C" void labs(int* out, int n) { *out = found(n); }\n'
-MODULE = """#include <Python.h>
-%s
-static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(VALUE_OF_ANSWER); }
-static PyMethodDef methods[] = {{"answer", answer, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
-PyMODINIT_FUNC PyInit_m() { return PyModule_Create(&module); }
-"""
 
 
 @pytest.fixture
@@ -95,19 +90,15 @@ def test_a_module_shares_its_symbols_among_its_units_alone(everywhere, tmp_path)
     """A static library brings one of the symbols; flags of the compiler do not reach it."""
     archived = 'inline int v = VALUE; extern "C" int of_the_archive() { return v; }\n'
     header = "inline int& counter() { static int count = VALUE; return count; }\n"
-    main = (
-        MODULE
-        % f"""{HEAD}{SYMBOLS}#include "counter.h"
+    head = f"""{HEAD}{SYMBOLS}#include "counter.h"
 extern "C" int of_the_archive(); int of_the_other_unit();
-#define VALUE_OF_ANSWER (of_the_other_unit(), found(0) * 1000 + of_the_archive() * 100 + counter())"""
-    )
-    before = (
-        f"{HEAD}{SYMBOLS}{header}{archived} int use(int n) {{ return found(n) + counter(); }}\n"
-    )
+#define ANSWER (of_the_other_unit(), found(0) * 1000 + of_the_archive() * 100 + counter())"""
+    main = MODULE % head
+    use = "int use(int n) { return found(n) + counter(); }\n"
+    before = f"{HEAD}{SYMBOLS}{header}{archived} {use}"
     other = '#include "counter.h"\nint of_the_other_unit() { return ++counter(); }\n'
     texts = {"main.cpp": main, "other.cpp": other, "counter.h": header, "q.cpp": archived}
-    for name, text in {**texts, "before.cpp": before}.items():
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, {**texts, "before.cpp": before})
     for command in (
         "c++ -std=c++17 -fPIC -DVALUE=5 -shared before.cpp -o before.so",
         "c++ -std=c++17 -fPIC -DVALUE=3 -c q.cpp -o q.o",

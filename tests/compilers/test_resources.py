@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import H100, needs_triton
+from helpers import H100, needs_nvrtc_13, needs_triton
 
 from jitkern import cache_tools, jit
 from jitkern.cli.explain import resources_of
@@ -19,10 +19,7 @@ from jitkern.source.kinds import Triton, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse(H100)
-pytestmark = pytest.mark.skipif(
-    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()),
-    reason="needs NVRTC 13: pip install jitkern[cuda]",
-)
+pytestmark = needs_nvrtc_13
 TEXT = """
 extern "C" __global__ void __launch_bounds__(128) exchange(float* y, const float* x) {
   __shared__ float s[300];
@@ -149,12 +146,9 @@ def test_triton_keeps_them(tmp_path):
 
 
 @pytest.fixture
-def op(tmp_path):
-    (tmp_path / "k.cu").write_text(TEXT)
-    op = kernel(
-        f"jitkern_cubin::k{next(_number)}(Tensor x) -> Tensor",
-        cuda=Cuda(str(tmp_path / "k.cu"), flags=["-DTHREADS=1024"]),
-    )
+def op():
+    source = Cuda(text=TEXT, flags=["-DTHREADS=1024"])
+    op = kernel(f"jitkern_cubin::k{next(_number)}(Tensor x) -> Tensor", cuda=source)
 
     @op.launch("cuda")
     def _(k, x):
@@ -167,17 +161,19 @@ def op(tmp_path):
     return op
 
 
+def variants_of(op):
+    return needs_of(op, op.sources["cuda"][0], "cuda").variants
+
+
 @pytest.mark.long
 def test_explain_shows_them_and_hints_at_spills(op, cli):
-    variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
-    for variant in variants:
+    for variant in variants_of(op):
         jit.ensure(variant, TARGET)
     out = cli("explain", op.name, "--target", str(TARGET))[1]
     assert re.search(r"  [0-9a-f]{8}  many  \d+ registers, \d+ B of spills and reloads, \d+ B of local "
                      r"memory, at most 1024 threads\n", out)  # fmt: skip
-    assert re.search(
-        r"  exchange  \d+ registers, 1200 B of shared memory, at most 128 threads\n", out
-    )
+    shared = r"  exchange  \d+ registers, 1200 B of shared memory, at most 128 threads\n"
+    assert re.search(shared, out)
     (hint,) = re.findall(r"hint: (.*)", out)
     assert hint.startswith(f"`many` for {TARGET} spills: ") and "__launch_bounds__" in hint
     found = json.loads(cli("explain", op.name, "--target", str(TARGET), "--json")[1])["ops"][0]
@@ -195,7 +191,7 @@ def test_explain_shows_them_and_hints_at_spills(op, cli):
 @pytest.mark.long
 def test_an_entry_of_an_earlier_version_is_read_without_them(op, cli, monkeypatch):
     monkeypatch.setattr("jitkern.compilers.cuda.ptx.resources", lambda *_: {})
-    variant = needs_of(op, op.sources["cuda"][0], "cuda").variants[0]
+    variant = variants_of(op)[0]
     entry = jit.ensure(variant, TARGET)
     without = {n: v for n, v in entry.manifest.meta.items() if n != "resources"}
     for meta in (entry.manifest.meta, without):
@@ -208,11 +204,10 @@ def test_an_entry_of_an_earlier_version_is_read_without_them(op, cli, monkeypatc
 
 @pytest.mark.gpu
 def test_the_driver_says_the_same(op):
-    variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
     here = Target.current("cuda")
     driver = ctypes.CDLL("libcuda.so.1")
     device = torch.zeros(1, device="cuda").device.index  # which makes the context
-    for variant in variants:
+    for variant in variants_of(op):
         function = jit.loaded(variant, here)
         resources = jit.ensure(variant, here).manifest.meta["resources"]
 

@@ -31,6 +31,10 @@ COPY = HEAD + (
     "    i = tl.arange(0, B)\n"
     "    tl.store(out + i, tl.load(x + i, mask=i < n) * scale, mask=i < n)\n"
 )
+# The kernel without its head: `V`, a number, is to be declared above it.
+WITH_V = COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+SIGNATURE = ("*f32:16", "*f32:16", "i32", "f32")
+BESIDE = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
 
 
 @pytest.fixture
@@ -39,48 +43,35 @@ def build(tmp_path):
     folder.mkdir(parents=True)
 
     def run(
-        text=COPY,
-        function="k",
-        template=(("B", 64),),
-        signature=("*f32:16", "*f32:16", "i32", "f32"),
-        options=(),
-        target=TARGET,
-    ):
+        text=COPY, function="k", template=(("B", 64),), signature=SIGNATURE, options=(), target=TARGET,
+    ):  # fmt: skip
         if text is not None:
             (run.folder / "k.py").write_text(text)
-        variant = Variant(
-            "test::k",
-            Triton("k.py", folder=str(run.folder)),
-            function,
-            template,
-            signature,
-            options,
-        )
+        source = Triton("k.py", folder=str(run.folder))
+        variant = Variant("test::k", source, function, template, signature, options)
         return jit.ensure(variant, target)
 
     run.folder = folder
     return run
 
 
+def declared(folder, file="k.py", function="k"):
+    """What a file of a folder declares of a function."""
+    return declared_in("test::k", Triton(file, folder=str(folder)), function, TARGET)
+
+
 @pytest.mark.long
 def test_cubin_metadata_and_signature_are_kept(build):
     meta = build().manifest.meta
     assert meta["parameters"] == ["*f32", "*f32", "i32", "f32"]
-    assert (meta["symbol"], meta["block"], meta["scratch"], meta["cluster"]) == (
-        "k",
-        128,
-        [0, 0],
-        1,
-    )
+    assert (meta["symbol"], meta["block"]) == ("k", 128)
+    assert (meta["scratch"], meta["cluster"]) == ([0, 0], 1)
 
 
 @pytest.mark.long
 def test_one_and_none_are_compiled_in(build):
-    assert build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta["parameters"] == [
-        "*f32",
-        "*f32",
-        "f32",
-    ]
+    meta = build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta
+    assert meta["parameters"] == ["*f32", "*f32", "f32"]
 
 
 @pytest.mark.long
@@ -132,12 +123,9 @@ def test_an_import_that_reads_what_no_key_covers_is_refused(build, tmp_path, tex
         f"import triton.language as tl\ndef made(): return tl.constexpr(int(open({str(data)!r}).read()))\n"
     )
     head = f"{HEAD}import sys\nsys.path.append({str(tmp_path / 'elsewhere')!r})\nDATA = {str(data)!r}\n"
-    kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
-    says = (
-        r"error: the import of .*k\.py (opens|starts|reads the whole|calls|asks) .*put the kernel"
-    )
-    with pytest.raises(CompileError, match=f"(?s){says}"):
-        build(f"{head}{text}\n{kernel}")
+    says = r"(?s)error: the import of .*k\.py (opens|starts|reads the whole|calls|asks) .*put the kernel"
+    with pytest.raises(CompileError, match=says):
+        build(f"{head}{text}\n{WITH_V}")
 
 
 @pytest.mark.parametrize(
@@ -168,17 +156,15 @@ def test_an_import_that_reads_what_no_key_covers_is_refused(build, tmp_path, tex
         "@triton.jit\ndef half(x):\n    return x / 2\nV = tl.constexpr(2)\nfor name in ('a', 'b'):\n    print(open)",
     ],
 )  # fmt: skip
-def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, text):
+def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, text):
     (build.folder / "own.py").write_text(f"import triton.language as tl\n{OTHER}")
-    kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
-    head = f"{HEAD}import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
-    build(f"{head}{text}\n{kernel}")
+    build(f"{HEAD}{BESIDE}{text}\n{WITH_V}")
 
 
 def test_a_file_that_asks_for_its_own_module_finds_it(build):
     head = f"from __future__ import annotations\n{HEAD}from dataclasses import dataclass\n"
     value = "@dataclass\nclass Sizes:\n    one: int = 2\nV = tl.constexpr(Sizes().one)\n"
-    build(head + value + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"))
+    build(head + value + WITH_V)
 
 
 @pytest.mark.parametrize(
@@ -189,18 +175,36 @@ def test_which_version_names_a_function_may_be_asked_of_any(build, chosen):
         "import importlib\nfrom triton.language.extra.cuda import libdevice\n"
         f"if importlib.import_module('triton').__version__ > '2':\n    {chosen}\n"
     )
-    build(HEAD + head + COPY.replace(HEAD, "").replace("* scale", "* tanh(scale)"))
+    build(head + COPY.replace("* scale", "* tanh(scale)"))
 
 
 def test_what_only_a_launch_uses_may_come_from_anywhere(build):
     head = "import json\nLIST = json.loads('[1]')\ndef launch():\n    return open('/nowhere')\n"
     head += "json.dumps([*globals()])\n"
-    build(HEAD + head + COPY.replace(HEAD, ""))
+    build(head + COPY)
 
 
-def test_a_wrong_kernel_names_file_and_line(build):
-    with pytest.raises(CompileError, match=r"kernels/k/k\.py\(6\): error: .*nothing"):
-        build(COPY.replace("* scale", "* nothing"))
+REFUSED = {
+    "a name that is not defined": (COPY.replace("* scale", "* nothing"), {}, r"kernels/k/k\.py\(6\): error: .*nothing"),
+    "an assertion without a word": (
+        COPY.replace("    i = tl", "    tl.static_assert(B < 64)\n    i = tl", 1), {},
+        r"k\.py\(5\): error: CompileTimeAssertionFailure: tl\.static_assert\(B < 64\)\nfull log",
+    ),
+    "without a line of ours": (
+        COPY.replace("* scale", "* scale * int(open('/nowhere'))"), {},
+        r"error: NameError\('open is not defined'\)\nfull log: ",
+    ),
+    "a syntax error": (f"{COPY}def broken(:\n", {}, r"kernels/k/k\.py\(\d\): error: "),
+    "a missing function": (COPY, {"function": "other"}, r"has no @triton.jit function `other`; it has: k"),
+    "a function without jit": (COPY.replace("@triton.jit\n", ""), {}, "has no @triton.jit function `k`; it has: none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_compiled_is_refused_with_its_reason(build, case):
+    text, given, says = REFUSED[case]
+    with pytest.raises(CompileError, match=says):
+        build(text, **given)
 
 
 @pytest.mark.parametrize("arch", ["sm_35", "sm_99"])
@@ -219,41 +223,12 @@ def test_an_error_in_a_called_function_names_its_line_there(build):
         build(text)
 
 
-def test_an_assertion_without_a_word_shows_the_line(build):
-    text = COPY.replace("    i = tl", "    tl.static_assert(B < 64)\n    i = tl", 1)
-    says = r"k\.py\(5\): error: CompileTimeAssertionFailure: tl\.static_assert\(B < 64\)\nfull log"
-    with pytest.raises(CompileError, match=says):
-        build(text)
-
-
-def test_a_refusal_shows_none_of_our_own_lines(build):
-    with pytest.raises(
-        CompileError, match=r"error: NameError\('open is not defined'\)\nfull log: "
-    ):
-        build(COPY.replace("* scale", "* scale * int(open('/nowhere'))"))
-
-
-def test_a_syntax_error_names_file_and_line(build):
-    with pytest.raises(CompileError, match=r"kernels/k/k\.py\(\d\): error: "):
-        build(COPY + "def broken(:\n")
-
-
-def test_a_missing_function_lists_what_there_is(build):
-    with pytest.raises(CompileError, match=r"has no @triton.jit function `other`; it has: k"):
-        build(function="other")
-
-
-def test_a_function_that_is_not_jit_is_refused(build):
-    with pytest.raises(CompileError, match="has no @triton.jit function `k`; it has: none"):
-        build(COPY.replace("@triton.jit\n", ""))
-
-
 DECORATED = "C = [triton.Config({'B': 64})]\nLIMIT = 9\n"
 TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
 
 
 @pytest.mark.parametrize(
-    ("text", "decorators", "declared"),
+    ("text", "decorators", "wanted"),
     [
         ("import sys\nsetattr(sys.modules[__name__], 'C', [triton.Config({'B': 64}, num_warps=8)])", TUNED, {"configs": [("num_warps", 8)]}),
         ("from own import heuristics as more", "@more({'B': lambda a: 64})\n@triton.jit", {"heuristics": ("B",)}),
@@ -263,7 +238,7 @@ TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
         ("I = tl.constexpr", "@triton.jit", {"constexprs": frozenset({"B"})}),
     ],
 )  # fmt: skip
-def test_decorators_are_what_an_import_gives(build, text, decorators, declared):
+def test_decorators_are_what_an_import_gives(build, text, decorators, wanted):
     (build.folder / "own.py").write_text(
         "import triton\nfrom triton import heuristics\n"
         "def jit(f): return triton.jit(f, do_not_specialize=['n'])\n"
@@ -271,22 +246,19 @@ def test_decorators_are_what_an_import_gives(build, text, decorators, declared):
     kernel = COPY.removeprefix(HEAD).replace("@triton.jit", decorators)
     kernel = kernel.replace("B: tl.constexpr", "B: I") if text.startswith("I =") else kernel
     build(f"{HEAD}{DECORATED}{text}\n{kernel}")
-    found = declared_in("test::k", Triton("k.py", folder=str(build.folder)), "k", TARGET)
-    for name, value in declared.items():
-        if name == "configs":
-            assert [config.options[0] for config in found.configs] == value
-        else:
-            assert getattr(found, name) == value
+    found = declared(build.folder)
+    for name, value in wanted.items():
+        got = getattr(found, name)
+        assert ([one.options[0] for one in got] if name == "configs" else got) == value
 
 
 def test_a_class_that_chooses_in_its_own_way_is_refused(build):
     text = "class Mine(triton.runtime.autotuner.Autotuner): pass\n"
     over = "@(lambda f: Mine(f, f.arg_names, C, [], None, None))\n@triton.jit"
     build(HEAD + DECORATED + text + COPY.removeprefix(HEAD).replace("@triton.jit", over))
-    source = Triton("k.py", folder=str(build.folder))
     with pytest.raises(CompileError, match="`k` is a Mine, not a plain @triton.jit function"):
-        declared_in("test::k", source, "k", TARGET)
-    assert declared_in("test::k", source, "k.fn", TARGET).configs == ()
+        declared(build.folder)
+    assert declared(build.folder, function="k.fn").configs == ()
 
 
 def test_decorators_that_import_and_text_give_compile(build):
@@ -324,15 +296,13 @@ def test_a_thread_takes_the_process_that_another_left(build, monkeypatch):
 
 def test_a_variable_that_a_file_sets_is_its_own(build):
     reads = "import os\nV = tl.constexpr(int(os.environ.get('SET_BY_A_FILE', '2')))\n"
-    kernel = COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
     sets = "import os\nos.environ['SET_BY_A_FILE'] = '3'\nV = tl.constexpr(4)\n"
 
     def compiled(name, text, size):
-        (build.folder / f"{name}.py").write_text(f"{HEAD}{text}{kernel}")
+        (build.folder / f"{name}.py").write_text(f"{HEAD}{text}{WITH_V}")
+        facts = declared(build.folder, f"{name}.py").facts
         source = Triton(f"{name}.py", folder=str(build.folder))
-        facts = declared_in("test::k", source, "k", TARGET).facts
-        signature = ("*f32:16", "*f32:16", "i32", "f32")
-        variant = Variant("test::k", source, "k", (("B", size),), signature, facts=facts)
+        variant = Variant("test::k", source, "k", (("B", size),), SIGNATURE, facts=facts)
         jit.ensure(variant, TARGET)
         return facts
 
@@ -345,25 +315,22 @@ def test_a_variable_that_a_file_sets_is_its_own(build):
 
 @pytest.mark.long
 def test_helpers_of_one_name_beside_two_kernels_stay_apart(build):
-    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom beside import V\n"
     found = []
     for name, number in (("first", 1), ("second", 2)):
         build.folder = build.folder.parent / name
         build.folder.mkdir()
         text = f"import triton.language as tl\nV = tl.constexpr({number})\n"
         (build.folder / "beside.py").write_text(text)
-        found.append(build(head + COPY.replace("* scale", "* scale * V")).read("kernel.cubin"))
+        found.append(build(f"{BESIDE}from beside import V\n{HEAD}{WITH_V}").read("kernel.cubin"))
     assert found[0] != found[1]
 
 
 def really_imported(tmp_path, name, text):
     """A kernel that uses a function of Triton's by way of another module."""
     own = tmp_path / "kernels" / "k"
-    (own / f"{name}.py").write_text(
-        f"{text}\nfrom triton.language.extra.cuda.libdevice import tanh\n"
-    )
-    head = f"{HEAD}from {name} import tanh\n"
-    return head + COPY.removeprefix(HEAD).replace("* scale", "* tanh(scale)")
+    imports = "from triton.language.extra.cuda.libdevice import tanh"
+    (own / f"{name}.py").write_text(f"{text}\n{imports}\n")
+    return f"from {name} import tanh\n" + COPY.replace("* scale", "* tanh(scale)")
 
 
 @pytest.fixture
@@ -394,11 +361,8 @@ def test_bytecode_of_a_text_of_same_size_and_time_is_not_taken(build, monkeypatc
         value = f"V = tl.constexpr({number})\n"
         own = build.folder / "own.py"
         own.write_text(f"import triton.language as tl\n{value}")
-        head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom own import V\n"
-        text = COPY.replace("* scale", "* scale * V")
-        (build.folder / "k.py").write_text(
-            head + text if place == "own" else HEAD + value + text.removeprefix(HEAD)
-        )
+        head = f"{BESIDE}from own import V\n" if place == "own" else value
+        (build.folder / "k.py").write_text(HEAD + head + WITH_V)
         for path in (own, build.folder / "k.py"):
             os.utime(path, (1e9, 1e9))
             if number == 2:
@@ -415,7 +379,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
     folder.mkdir()
     (folder / "__init__.py").write_text("from . import first, second\n")
     choice = "try:\n    from .fast import V\nexcept ImportError:\n    V = tl.constexpr(2.0)\n"
-    text = HEAD + choice + COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+    text = HEAD + choice + WITH_V
     files = {
         "first": HEAD + COPY,
         "second": text,
@@ -428,8 +392,7 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 
     def built(name):
         source = Triton(f"{name}.py", folder=str(folder), package=folder.name)
-        signature = ("*f32:16", "*f32:16", "i32", "f32")
-        variant = Variant("test::eager", source, "k", (("B", 64),), signature)
+        variant = Variant("test::eager", source, "k", (("B", 64),), SIGNATURE)
         return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
 
     built("first")
@@ -449,15 +412,14 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 def test_what_an_import_reads_follows_from_no_earlier_import(build, monkeypatch):
     importlib.import_module("setuptools")  # adds distributions below itself to sys.path
     head = f"{HEAD}import packaging.version, networkx\n"
-    source = Triton("k.py", folder=str(build.folder))
     found = []
     for before in ("", "import torch\n", "import networkx\n", "import sys\nsys.tried = 1\n"):
         monkeypatch.setattr(compiler, "idle", [])
         if before:
             (build.folder / "other.py").write_text(before + COPY)
-            declared_in("test::k", Triton("other.py", folder=str(build.folder)), "k", TARGET)
+            declared(build.folder, "other.py")
         (build.folder / "k.py").write_text(f"{head}{COPY}# after {before!r}\n")
-        found.append([name for name, _ in declared_in("test::k", source, "k", TARGET).facts])
+        found.append([name for name, _ in declared(build.folder).facts])
     assert {"version networkx", "version packaging"} <= {*found[0]}
     assert found == [found[0]] * 4
 
@@ -466,8 +428,7 @@ def test_what_an_import_reads_follows_from_no_earlier_import(build, monkeypatch)
 def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypatch):
     for name, text in {
         "k": f"{HEAD}V = tl.constexpr(2.0)\n{COPY.removeprefix(HEAD)}",
-        "sub/k": f"{HEAD}from placed.k import V\n"
-        + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"),
+        "sub/k": f"{HEAD}from placed.k import V\n{WITH_V}",
     }.items():
         path = tmp_path / "placed" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
@@ -476,17 +437,15 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     import placed.sub.k
 
-    declared = [
+    files = [
         ("", "k.py"), ("", "sub/k.py"), ("away", "../sub/k.py"), ("away", placed.sub.k.k),
         ("sub", placed.sub.k.k),
     ]  # fmt: skip
     codes = []
-    for folder, file in declared:
-        package = f"placed.{folder}".rstrip(".")
-        source = Triton(file).placed(
-            str(tmp_path / "placed" / folder), ("decl.py", 1), package=package
-        )
-        variant = Variant("t::k", source, "k", (("B", 64),), ("*f32:16", "*f32:16", "i32", "f32"))
+    for folder, file in files:
+        package, place = f"placed.{folder}".rstrip("."), str(tmp_path / "placed" / folder)
+        source = Triton(file).placed(place, ("decl.py", 1), package=package)
+        variant = Variant("t::k", source, "k", (("B", 64),), SIGNATURE)
         cubin = jit.ensure(variant, TARGET, refresh=True).path / "kernel.cubin"
         words = ["readelf", "--hex-dump=.text.k", cubin]  # the code alone: the rest has the paths
         codes.append(subprocess.run(words, check=True, capture_output=True).stdout)
@@ -551,12 +510,11 @@ def test_what_is_declared_is_what_triton_read(build):
         HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
         "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\ndef no(): pass\n"
     )
-    source = Triton("k.py", folder=str(build.folder))
-    found = declared_in("test::k", source, "k", TARGET)
+    found = declared(build.folder)
     assert (found.defaults, found.parameters) == ((("C", 1),), ("x", "y", "n", "B", "C"))
     assert (found.constexprs, found.plain, found.unaligned) == ({"B", "C"}, {"n", "y"}, {"x"})
     with pytest.raises(LaunchError, match="has no @triton.jit function `no`; it has: k"):
-        declared_in("test::k", source, "no", TARGET)
+        declared(build.folder, function="no")
 
 
 def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
@@ -564,7 +522,7 @@ def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
     for number in (2, 3):
         path.write_text(COPY.replace("B: tl.constexpr", f"B: tl.constexpr = {number}"))
         os.utime(path, (1e9, 1e9))
-        found.append(declared_in("test::k", Triton(str(path)), "k", TARGET).defaults)
+        found.append(declared(build.folder).defaults)
     assert found == [(("B", 2),), (("B", 3),)]
 
 
@@ -606,8 +564,7 @@ def test_annotations_count_as_triton_has_them(tmp_path, annotation, value):
 def test_an_annotation_by_a_name_of_the_files_own_counts(build):
     text = COPY.replace("triton.language as tl", "triton.language as tl\nI = tl.int64")
     build(text.replace("n, scale", "n: I, scale"), signature=("*f32", "*f32", "i64", "f32"))
-    source = Triton("k.py", folder=str(build.folder))
-    assert declared_in("test::k", source, "k", TARGET).annotated == (("n", "i64"),)
+    assert declared(build.folder).annotated == (("n", "i64"),)
 
 
 @pytest.mark.parametrize("annotation", ["tl.float16", "tl.bfloat16", "'fp16'", "tl.float8e5"])
@@ -624,9 +581,7 @@ def test_a_scalar_that_is_a_narrow_float_is_refused_in_words(tmp_path, annotatio
 
 
 def test_a_worker_that_dies_within_its_answer_has_ended():
-    dies = (
-        "import sys; sys.stdin.readline(); sys.stdout.write('{'); sys.stdout.flush(); sys.exit(3)"
-    )
+    dies = "import sys; sys.stdin.readline(); print(end='{', flush=True); sys.exit(3)"
     worker = compiler.TritonProcess([sys.executable, "-c", dies], dict(os.environ))
     assert worker.ask({})["status"] == 3
 
