@@ -48,17 +48,16 @@ print(json.dumps([round((out.asin() - 1)[0].item(), 3), round(slope, 3), dict(co
 
 
 @pytest.fixture
-def compiled(tmp_path):
+def compiled(tmp_path, run_python):
     """Compile and run the op as it is written now, in a process of its own."""
 
     def run(*, reference=0.1, backward=1.0, fusible=False, control=False, **environment):
         (tmp_path / "stale.py").write_text(
             MODULE.format(reference=reference, backward=backward, fusible=fusible)
         )
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RUN.format(control=control)],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        done = run_python(
+            RUN.format(control=control), PYTHONDONTWRITEBYTECODE="1",
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), **environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         value, slope, counts = json.loads(done.stdout.splitlines()[-1])

@@ -45,6 +45,10 @@ def _(k, x):
 """
 
 
+def cell(name: str, factor: object, *, fusible: bool = False) -> str:
+    return _CELL.format(name=name, factor=factor, fusible=fusible)
+
+
 class Notebook:
     """Cells that run one after the other in the globals of one module."""
 
@@ -59,7 +63,7 @@ class Notebook:
         exec(compile(text, file, "exec"), self.globals)
 
     def declare(self, name: str, factor: object, *, fusible: bool = False) -> None:
-        self.run(_CELL.format(name=name, factor=factor, fusible=fusible))
+        self.run(cell(name, factor, fusible=fusible))
 
 
 @pytest.fixture
@@ -89,9 +93,7 @@ def test_what_the_new_declaration_leaves_out_is_gone(notebook):
     op.backward(lambda grad, x: grad * 2)
     assert op.declaration.reference
     assert op.gradient
-    notebook.run(
-        "from jitkern.declare import kernel\nscale = kernel('nb::less(Tensor x) -> Tensor')"
-    )
+    notebook.run("scale = kernel('nb::less(Tensor x) -> Tensor')")
     assert not op.declaration.reference
     assert op.gradient is None
     with pytest.raises(DeclarationError, match="has no reference"):
@@ -114,12 +116,9 @@ def test_compiled_code_that_used_the_old_op_is_compiled_again(notebook, fusible)
 
 def test_another_schema_is_refused_and_nothing_is_lost(notebook):
     notebook.declare("nb::schema", 2)
-    with pytest.raises(
-        DeclarationError, match=r"nb::schema\(Tensor x, int n\).*restart the kernel"
-    ):
-        notebook.run(
-            "from jitkern.declare import kernel\nkernel('nb::schema(Tensor x, int n) -> Tensor')"
-        )
+    says = r"nb::schema\(Tensor x, int n\).*restart the kernel"
+    with pytest.raises(DeclarationError, match=says):
+        notebook.run("kernel('nb::schema(Tensor x, int n) -> Tensor')")
     x = torch.ones(2)
     assert torch.equal(notebook.globals["scale"](x), x * 2)
 
@@ -142,6 +141,13 @@ def test_a_script_that_is_imported_declares_twice(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert "by `__main__` and `script`: a script is imported, too: put its ops" in done.stderr
+
+
+def test_a_file_of_another_module_is_refused(notebook):
+    notebook.globals["__name__"] = "kernel"
+    notebook.declare("nb::file", 2)
+    with pytest.raises(DeclarationError, match="first in .*: two copies of the package"):
+        notebook.declare("nb::file", 3)
 
 
 def test_a_function_called_twice_declares_twice():
@@ -225,7 +231,7 @@ def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
         go_on.wait(LONGEST)
 
     notebook.globals["hook"] = hook
-    text = _CELL.format(name="nb::under_way", factor=2, fusible=False)
+    text = cell("nb::under_way", 2)
     notebook.run(text.replace("    out =", "    hook()\n    out ="))
     op, x, results = notebook.globals["scale"], torch.ones(3), []
     thread = threading.Thread(target=lambda: results.append(op(x)))
@@ -249,13 +255,6 @@ def test_the_compile_cache_digest_tells_cells_functions_apart(notebook):
         notebook.run(f"@scale.backward\ndef _(grad, x):\n    return grad * {body}")
         digests.add(compile_cache_key.digest({"nb::digest": OPS["nb::digest"]}))
     assert len(digests) == 4
-
-
-def test_a_file_of_another_module_is_refused(notebook):
-    notebook.globals["__name__"] = "kernel"
-    notebook.declare("nb::file", 2)
-    with pytest.raises(DeclarationError, match="declared twice"):
-        notebook.declare("nb::file", 3)
 
 
 _MEANWHILE = """
@@ -334,11 +333,7 @@ def test_other_threads_get_the_whole_old_one_until_the_cell_ends(meanwhile):
     meanwhile.declare(2)
     op, seen = meanwhile.notebook.globals[meanwhile.name], {}
     assert torch.equal(served(op, torch.ones(2)), torch.full((2,), 2.0))
-
-    def between(place):
-        seen[place] = in_a_thread(meanwhile.factors)
-
-    meanwhile.between = between
+    meanwhile.between = lambda place: seen.update({place: in_a_thread(meanwhile.factors)})
     meanwhile.declare(3)
     assert seen == dict.fromkeys(_PLACES, {2.0})
     assert in_a_thread(meanwhile.factors) == {3.0}
@@ -390,7 +385,7 @@ def test_the_cell_itself_calls_the_new_one(meanwhile):
 
 def test_a_cell_that_calls_what_it_has_not_completed_is_told(notebook):
     notebook.declare("nb::incomplete", 2)
-    text = _CELL.format(name="nb::incomplete", factor=3, fusible=False)
+    text = cell("nb::incomplete", 3)
     begin = text.partition("@scale.reference")[0]
     with pytest.raises(DeclarationError, match=r"no launch function for its Cpp: decorate one"):
         notebook.run(f"{begin}\nscale(torch.ones(2))")
@@ -398,7 +393,7 @@ def test_a_cell_that_calls_what_it_has_not_completed_is_told(notebook):
 
 def test_what_gets_no_launch_function_is_told_to_every_thread(notebook):
     notebook.declare("nb::bare", 2)
-    text = _CELL.format(name="nb::bare", factor=3, fusible=False)
+    text = cell("nb::bare", 3)
     notebook.run(text.partition("@scale.reference")[0])
 
     def told():
@@ -416,7 +411,7 @@ def test_code_compiled_meanwhile_is_of_the_old_one_and_dropped(notebook, fusible
     op, x, seen = notebook.globals["scale"], torch.arange(4.0), []
     graph = torch.compile(lambda x: op(x) + 1, backend="aot_eager", fullgraph=True)
     notebook.globals["between"] = lambda: seen.append(in_a_thread(lambda: graph(x)))
-    text = _CELL.format(name="nb::graph", factor=3, fusible=fusible)
+    text = cell("nb::graph", 3, fusible=fusible)
     notebook.run(f"{text}\nbetween()\n")
     assert torch.equal(seen[0], x * 2 + 1)
     assert torch.equal(op(x), x * 3)
@@ -427,7 +422,7 @@ def test_a_schema_that_changes_leaves_the_other_ops_of_the_cell(notebook):
     notebook.declare("nb::before_schema", 2)
     op = notebook.globals["scale"]
     notebook.declare("nb::of_schema", 2)
-    text = _CELL.format(name="nb::before_schema", factor=3, fusible=False)
+    text = cell("nb::before_schema", 3)
     with pytest.raises(DeclarationError, match="restart the kernel"):
         notebook.run(f"{text}\nkernel('nb::of_schema(Tensor x, int n) -> Tensor')")
     x = torch.ones(2)
@@ -438,7 +433,7 @@ def test_a_schema_that_changes_leaves_the_other_ops_of_the_cell(notebook):
 def test_one_run_that_declares_an_op_twice_leaves_the_old_one(notebook):
     notebook.declare("nb::in_a_run", 2)
     op = notebook.globals["scale"]
-    text = _CELL.format(name="nb::in_a_run", factor=3, fusible=False)
+    text = cell("nb::in_a_run", 3)
     with pytest.raises(DeclarationError, match="declared twice"):
         notebook.run(f"{text}\n{text}")
     assert torch.equal(op(torch.ones(2)), torch.full((2,), 2.0))
@@ -447,7 +442,7 @@ def test_one_run_that_declares_an_op_twice_leaves_the_old_one(notebook):
 def test_parts_declared_by_a_later_cell_complete_the_op(notebook):
     notebook.declare("nb::later", 2)
     op = notebook.globals["scale"]
-    text = _CELL.format(name="nb::later", factor=3, fusible=False)
+    text = cell("nb::later", 3)
     begin, _, end = text.partition("@scale.launch")
     notebook.run(begin)
     notebook.run("import torch\n@scale.launch" + end)
@@ -456,7 +451,7 @@ def test_parts_declared_by_a_later_cell_complete_the_op(notebook):
 
 def test_a_cell_that_awaits_declares_again(notebook):
     notebook.declare("nb::awaits", 2)
-    text = _CELL.format(name="nb::awaits", factor=3, fusible=False) + "\nawait wait()\n"
+    text = cell("nb::awaits", 3) + "\nawait wait()\n"
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
     async def wait():
@@ -476,7 +471,7 @@ def test_a_declaration_keeps_no_variables_of_its_callers(notebook):
 
     def reload():
         large = Large()
-        text = _CELL.format(name="nb::frames", factor=3, fusible=False)
+        text = cell("nb::frames", 3)
         notebook.run(text + text.replace("nb::frames", "nb::frames_beside"))
         return weakref.ref(large)
 

@@ -136,20 +136,18 @@ def test_a_gradient_op_has_its_own_gradient_or_reference(declare):
 
 
 @pytest.mark.long
-def test_a_gradient_that_torch_refuses_names_op_and_argument(declare):
+@pytest.mark.parametrize(
+    ("results", "launch", "says"),
+    [
+        ("Tensor", lambda k, grad: torch.cat([grad] * 2), r"a gradient of shape \[4\]"),
+        ("Tensor[]", lambda k, grad: [computed(k, grad, 3.0)], "a list in place of a gradient"),
+    ],
+    ids=["shape", "list"],
+)
+def test_a_gradient_that_torch_refuses_names_the_argument(declare, results, launch, says):
     forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
-    forward.backward(
-        declare("(Tensor grad) -> Tensor", lambda k, grad: computed(k, torch.cat([grad] * 2), 1.0))
-    )
-    with pytest.raises(DeclarationError, match=r"for `x`, a gradient of shape \[4\]"):
-        forward(leaf(1.0, 2.0)).sum().backward()
-
-
-@pytest.mark.long
-def test_a_list_in_place_of_a_gradient_is_refused(declare):
-    forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
-    forward.backward(declare("(Tensor grad) -> Tensor[]", lambda k, grad: [computed(k, grad, 3.0)]))
-    with pytest.raises(DeclarationError, match="for `x`, a list in place of a gradient"):
+    forward.backward(declare(f"(Tensor grad) -> {results}", launch))
+    with pytest.raises(DeclarationError, match=f"for `x`, {says}"):
         forward(leaf(1.0, 2.0)).sum().backward()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,10 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jitkern.runtime import specializer
 
 KERNELS = "template <typename T> void twice(T* out, const T* x, long n) { for (; n--;) out[n] = 2 * x[n]; }"
-SERVED_BY = {
-    "c": "(Tensor x) -> Tensor",
-    "python": "(Tensor x) -> Tensor[]",
-}  # no list comes from C
+SERVED_BY = {"c": "(Tensor x) -> Tensor", "python": "(Tensor x) -> Tensor[]"}  # C makes no list
 X = torch.arange(4.0)
 
 
@@ -44,61 +39,33 @@ def called(op):
     return lambda x: (op(x)[0] if op.schema.endswith("[]") else op(x)) + 1
 
 
-def jit_traced(f):
-    traced = torch.jit.trace(f, (X,), check_trace=False)
-    return traced, str(traced.graph)
+def jit_traced(f, x=X):
+    return torch.jit.trace(f, (x,), check_trace=False)
 
 
-def jit_traced_in_inference_mode(f):
-    with torch.inference_mode():
-        return jit_traced(f)
+TRACES = {
+    "jit": jit_traced,
+    "jit in inference mode": torch.inference_mode()(jit_traced),
+    "jit with gradients": lambda f: jit_traced(f, X.clone().requires_grad_()),
+    "make_fx": lambda f: make_fx(f)(X),
+    "make_fx before dispatch": lambda f: make_fx(f, pre_dispatch=True)(X),
+    "functionalize": lambda f: make_fx(torch.func.functionalize(f))(X),
+    "symbolic": torch.fx.symbolic_trace,
+}
 
 
-def jit_traced_with_gradients(f):
-    traced = torch.jit.trace(f, (X.clone().requires_grad_(),), check_trace=False)
-    return traced, str(traced.graph)
-
-
-def onnx_traced(f):
-    """The call is in the trace that the exporter of ONNX for TorchScript makes."""
-    module = type("Module", (torch.nn.Module,), {"forward": lambda self, x: f(x)})()
-    return None, str(torch.jit._get_trace_graph(module, (X,))[0])
-
-
-def made_by_fx(f):
-    graph = make_fx(f)(X)
-    return graph, graph.code
-
-
-def made_by_fx_before_dispatch(f):
-    graph = make_fx(f, pre_dispatch=True)(X)
-    return graph, graph.code
-
-
-def functionalized(f):
-    graph = make_fx(torch.func.functionalize(f))(X)
-    return graph, graph.code
-
-
-def symbolically_traced(f):
-    graph = torch.fx.symbolic_trace(f)
-    return graph, str([node.target for node in graph.graph.nodes])
-
-
-@pytest.mark.parametrize(
-    "trace",
-    [
-        jit_traced, jit_traced_in_inference_mode, jit_traced_with_gradients, onnx_traced, made_by_fx,
-        made_by_fx_before_dispatch, functionalized, symbolically_traced,
-    ],
-)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize("trace", TRACES)
 def test_a_traced_graph_holds_the_call(op, called, trace):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit
-        graph, text = trace(called)
-        assert op.__name__ in text
-        if graph is not None:
-            assert torch.equal(graph(X + 5), 2 * (X + 5) + 1)
+    traced = TRACES[trace](called)
+    assert op.__name__ in str(traced.graph)
+    assert torch.equal(traced(X + 5), 2 * (X + 5) + 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_the_graph_for_the_exporter_of_onnx_holds_the_call(op, called):
+    module = type("Module", (torch.nn.Module,), {"forward": lambda self, x: called(x)})()
+    assert op.__name__ in str(torch.jit._get_trace_graph(module, (X,))[0])
 
 
 def test_a_mode_sees_the_call(op, called):

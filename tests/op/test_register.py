@@ -32,27 +32,21 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _number = itertools.count()
+SCALE = 'extern "C" void scale(T* out, const T* x, double alpha, long n) { for (long i = 0; i < n; i++) out[i] = T(alpha) * x[i]; }'
 
 
 @pytest.fixture
 def declare(tmp_path):
     """A fresh op `jitkern_test::scaleN(Tensor x, float alpha=2.0) -> Tensor` on the real C compiler."""
 
-    def make(
-        schema="{name}(Tensor x, float alpha=2.0) -> Tensor",
-        *,
-        cpu=True,
-        launch=True,
-        reference=True,
-    ):
-        name = f"scale{next(_number)}"
-        (tmp_path / "scale.cpp").write_text(
-            'extern "C" void scale(T* out, const T* x, double alpha, long n) { for (long i = 0; i < n; i++) out[i] = T(alpha) * x[i]; }'
-        )
+    schema = "{name}(Tensor x, float alpha=2.0) -> Tensor"
+
+    def make(schema=schema, *, cpu=True, launch=True):
+        (tmp_path / "scale.cpp").write_text(SCALE)
         source = Cpp(str(tmp_path / "scale.cpp"))
-        op = kernel("jitkern_test::" + schema.format(name=name), cpu=source if cpu else ())
-        if reference:
-            op.reference(lambda x, alpha=2.0: alpha * x)
+        name = f"jitkern_test::scale{next(_number)}"
+        op = kernel(schema.format(name=name), cpu=source if cpu else ())
+        op.reference(lambda x, alpha=2.0: alpha * x)
         if launch:
 
             @op.launch("cpu")
@@ -77,6 +71,9 @@ def test_the_kernel_computes_and_defaults_and_keywords_work(declare):
     assert torch.equal(op(X, 3.0), 3 * X)
     assert torch.equal(op(x=X, alpha=4.0), 4 * X)
     assert torch.equal(op.overload(X), 2 * X)
+    by_name = declare("{name}(Tensor x, *, float alpha=2.0) -> Tensor")
+    assert torch.equal(by_name(X, alpha=5.0), 5 * X)
+    assert torch.equal(by_name(X), 2 * X)
 
 
 def test_the_schemas_defaults_are_filled_in(declare):
@@ -87,12 +84,6 @@ def test_the_schemas_defaults_are_filled_in(declare):
     assert op(X.to("meta")).shape == X.shape
     with config.using(cxx="no-such-compiler"):
         assert torch.equal(op(X), 2 * X)
-
-
-def test_keyword_only_arguments(declare):
-    op = declare("{name}(Tensor x, *, float alpha=2.0) -> Tensor")
-    assert torch.equal(op(X, alpha=5.0), 5 * X)
-    assert torch.equal(op(X), 2 * X)
 
 
 def test_the_authors_check_reaches_the_user(declare):
@@ -106,9 +97,9 @@ def test_the_authors_check_reaches_the_user(declare):
         ("{name}(Tensor(a!) x) -> Tensor(a!)", "refuses an op that returns an argument"),
         ("{name}(Tensor x, Scalar s) -> Tensor", "Scalar arguments are not supported"),
         ("{name}(Tensor x -> Tensor", "is not a Torch schema: expected \\)"),
-        ("q.big(Tensor x) -> Tensor", "has no overloads"),
-        ("co:bad(Tensor x) -> Tensor", "is no schema of an op: write one like `"),
-        ("", "is no schema of an op: write one like `"),
+        ("jitkern_test::q.big(Tensor x) -> Tensor", "has no overloads"),
+        ("jitkern_test::co:bad(Tensor x) -> Tensor", "is no schema of an op: write one like `"),
+        ("jitkern_test::", "is no schema of an op: write one like `"),
         ("{name}(Tenser x) -> Tensor", r"is not a Torch schema: unknown type(.*\n)+ +~+ <--- HERE"),
     ],
 )
@@ -122,10 +113,7 @@ def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
     [
         ({"fusible": "no"}, "fusible='no': write True or False"),
         ({"prewarm": "f32[3]"}, r"prewarm='f32\[3\]' is a string: give a list, \['f32\[3\]'\]"),
-        (
-            {"nondifferentiable": {"out"}},
-            r"nondifferentiable=\{'out'\} is a set, of another order .*: give a list",
-        ),
+        ({"nondifferentiable": {"out"}}, r"=\{'out'\} is a set, of another order .*: give a list"),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused(options, says):
@@ -177,17 +165,9 @@ def test_an_extension_must_not_take_the_ops_own_name():
     [
         (lambda op: op.launch("cpu"), lambda k, x: x, r"launch function takes \(k, x\), but is ca"),
         (lambda op: op.launch("cpu"), lambda k, x, a, b, c: x, r"is called with \(k, x, a, b\)"),
-        (
-            lambda op: op.reference,
-            lambda y: y,
-            r"test_register.py:\d+: its reference takes \(y\), ",
-        ),
+        (lambda op: op.reference, lambda y: y, r"register.py:\d+: its reference takes \(y\), "),
         (lambda op: op.fake, lambda: 1, r"its fake takes \(\), but is called with \(x, a, b\)"),
-        (
-            lambda op: op.samples,
-            lambda: iter(()),
-            "its samples function takes .*called with .device.",
-        ),
+        (lambda op: op.samples, lambda: (), "its samples function takes .*called with .device."),
     ],
 )
 def test_a_function_that_no_call_fits_is_refused(decorator, function, says, declare):
@@ -325,9 +305,8 @@ def test_samples_may_leave_out_defaults(declare):
         return out
 
     op.samples(lambda device: iter([torch.ones(3, device=device)]))
-    assert [variant.label for variant in needs_of(op, op.sources["cpu"][0], "cpu").variants] == [
-        "scale.f32"
-    ]
+    (variant,) = needs_of(op, op.sources["cpu"][0], "cpu").variants
+    assert variant.label == "scale.f32"
 
 
 def sizes_to_prewarm(op):
@@ -483,9 +462,9 @@ def test_several_outputs_optional_tensors_and_their_gradient(tmp_path):
 
     @op.backward
     def _(grad_a, grad_b, x, w):
-        return (
-            grad_a * w if w is not None else grad_a
-        ) - grad_b, grad_a * x if w is not None else None
+        if w is None:
+            return grad_a - grad_b, None
+        return grad_a * w - grad_b, grad_a * x
 
     x, w = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(op, (x, w))
@@ -494,27 +473,9 @@ def test_several_outputs_optional_tensors_and_their_gradient(tmp_path):
 
 
 def test_backward_may_ask_only_for_what_there_is(declare):
-    with pytest.raises(
-        DeclarationError,
-        match=r"its backward has the unknown parameters y; it may have: alpha, grad, needs, out, x",
-    ):
+    says = r"its backward has the unknown parameters y; it may have: alpha, grad, needs, out, x"
+    with pytest.raises(DeclarationError, match=says):
         declare().backward(lambda grad, y: grad)
-
-
-@pytest.mark.long
-def test_backward_must_return_a_gradient_for_each_tensor(declare):
-    op = declare()
-    op.backward(lambda grad: (grad, grad))
-    with pytest.raises(DeclarationError, match="returned 2 gradients for the tensors x"):
-        op(X.clone().requires_grad_()).sum().backward()
-
-
-@pytest.mark.long
-def test_backward_is_told_which_gradients_are_needed(declare):
-    op, seen = declare(), []
-    op.backward(lambda grad, needs: seen.append(needs) or grad)
-    op(X.clone().requires_grad_()).sum().backward()
-    assert seen == [(True,)]
 
 
 @pytest.mark.long
