@@ -1,7 +1,5 @@
 """Headless Chromium, by its DevTools protocol over a pipe: no package is needed."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

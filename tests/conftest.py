@@ -1,7 +1,5 @@
 """Fixtures: every test has a cache of its own, and compilers are fakes unless a test asks for real ones."""
 
-from __future__ import annotations
-
 import atexit
 import collections
 import contextlib

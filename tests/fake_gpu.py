@@ -3,8 +3,6 @@
 The tensors lie in the memory of the CPU, and are said to be on `cuda:0`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import struct

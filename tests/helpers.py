@@ -1,7 +1,5 @@
 """What tests of several rooms share by name."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util

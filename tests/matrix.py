@@ -7,8 +7,6 @@ A pair is left out, and this says so, where its Python is not installed as `pyth
 no wheel of its Torch. The exit code is 1 if the tests of a pair failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Python processes that tests start: forked from one that has imported Torch, see torch_server.py."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -1,7 +1,5 @@
 """The benches run here and print the JSON that is promised; what they measure is not judged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`benches.kernels` and `benches.profile`: what they report, and that a wrong result gets no time."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -3,8 +3,6 @@
 Results of ops that change an argument: tests/training/test_ops.py.
 """
 
-from __future__ import annotations
-
 import operator
 
 import pytest

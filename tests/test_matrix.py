@@ -1,7 +1,5 @@
 """What is tested is one list, `doctor.TESTED`: the page on installing, doctor, make and CI go by it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Classes of ours are what those of `typing` are."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import typing

@@ -1,7 +1,5 @@
 """Names that are long, or no text: of files, folders and ops."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

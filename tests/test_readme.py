@@ -3,8 +3,6 @@
 The snippets of the README and of all other pages are run by docs/test_snippets.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

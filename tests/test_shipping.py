@@ -4,8 +4,6 @@ parse, and so do the files of examples/shipping.
 The recipes for buckets, servers, disks and pods are run by remote/test_recipes.py.
 """
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

@@ -1,7 +1,5 @@
 """Fixtures of caches that are killed or meet errors."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A disk whose calls fail or kill, caches to publish into, and what must be true of them afterwards."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Anything in any order, against a dict: a lookup gives what was published, or nothing if it may."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

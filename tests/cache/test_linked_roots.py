@@ -1,7 +1,5 @@
 """Symbolic links on the way to a root are followed, unless somebody else could change them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """A power cut: a file system in a file goes down without writing what it has in memory."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import itertools

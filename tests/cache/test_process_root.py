@@ -1,7 +1,5 @@
 """The temporary root of a process: nobody else's while it lives, and gone soon after."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

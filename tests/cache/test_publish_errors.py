@@ -1,7 +1,5 @@
 """An error at every call that touches the disk, for everything that changes a cache."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

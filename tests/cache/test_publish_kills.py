@@ -1,7 +1,5 @@
 """A kill at every call that touches the disk, for everything that changes a cache."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Many processes on one cache: one compile, no partial read, no lock that outlives its holder."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

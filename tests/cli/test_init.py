@@ -1,7 +1,5 @@
 """`jitkern init` writes what works at once: a package, whose wheel works elsewhere, or a kernel folder."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a person sees: help, one redrawn line, failures, near misses, and the screens of the docs."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

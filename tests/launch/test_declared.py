@@ -1,7 +1,5 @@
 """What an import of a Triton file declares: kept for its files and for the facts that it reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

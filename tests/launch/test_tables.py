@@ -1,7 +1,5 @@
 """Tables of tensors as parameters of CUDA kernels, compiled for a GPU that is not here."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 

@@ -1,7 +1,5 @@
 """Ops that are declared when they are first asked for."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients of ops that take or return lists of tensors, or return None."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

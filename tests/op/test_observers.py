@@ -1,7 +1,5 @@
 """Who watches calls of Torch sees those of our ops, whether C or Python serves them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

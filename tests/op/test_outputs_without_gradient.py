@@ -1,7 +1,5 @@
 """Outputs that have no gradient, and gradients that are not made of zeros in vain."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of this room."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

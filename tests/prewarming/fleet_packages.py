@@ -1,7 +1,5 @@
 """Packages for workers of executors, executors, and the entries that a cache holds."""
 
-from __future__ import annotations
-
 from jitkern.cache.store import Cache
 
 MODULE = """

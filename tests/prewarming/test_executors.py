@@ -1,7 +1,5 @@
 """`prewarm --executor`: Dask and Ray for real, how executors end, and names of none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

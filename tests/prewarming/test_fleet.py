@@ -1,7 +1,5 @@
 """Prewarming in the workers of an executor: the parts together are the whole, and none is built twice."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Ops that a factory makes in a loop, from texts and closures: plans, prewarm and edits of one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

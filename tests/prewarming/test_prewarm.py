@@ -1,7 +1,5 @@
 """Prewarming in several processes, and what a second prewarm does not build again."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

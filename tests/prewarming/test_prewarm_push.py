@@ -1,7 +1,5 @@
 """`jitkern prewarm --push`: what was built or found is pushed."""
 
-from __future__ import annotations
-
 import pytest
 from helpers import last_json
 

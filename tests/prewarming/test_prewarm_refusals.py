@@ -1,7 +1,5 @@
 """What prewarm says of launch functions that cannot work: a failed row, with the line at fault."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import re

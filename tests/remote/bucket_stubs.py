@@ -4,8 +4,6 @@ GCS has no server that can be installed here. Of S3, moto is the server to test 
 for stores that break the rules, and for answers that a good server gives once in a year.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.server

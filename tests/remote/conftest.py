@@ -1,7 +1,5 @@
 """Stores of every kind: a directory, stubs in this process, and servers, as far as they are installed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

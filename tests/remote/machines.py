@@ -1,7 +1,5 @@
 """Machines with empty caches, on each of which whole processes run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

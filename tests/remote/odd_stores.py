@@ -1,7 +1,5 @@
 """Stores that fail, lose answers, or watch what is asked of them."""
 
-from __future__ import annotations
-
 import random
 import threading
 

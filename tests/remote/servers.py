@@ -3,8 +3,6 @@
 A server is started once for a run of the tests; every test has a prefix of its own in it.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Caches with entries of several packages, without any compiler."""
 
-from __future__ import annotations
-
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import Manifest
 from jitkern.cache_tools import EntryFilter, chosen

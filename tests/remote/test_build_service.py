@@ -1,7 +1,5 @@
 """A miss that a service builds: what is posted, when, and what becomes of each answer."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -3,8 +3,6 @@
 `make conformance` runs this on all servers that are installed, and names those that are not.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

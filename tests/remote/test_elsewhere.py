@@ -1,7 +1,5 @@
 """What reads a remote, or carries a bundle, without any part of ours: a web server, and a registry of images."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

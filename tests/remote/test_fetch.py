@@ -1,7 +1,5 @@
 """A miss asks the remotes: what is adopted, how often they are asked, and what is told."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import functools

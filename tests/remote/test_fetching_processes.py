@@ -1,7 +1,5 @@
 """Whole processes with a remote: cold, warm, many at once, forked, and at their end."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A hostile store: what it sends is never loaded, costs one line in the log, and is then compiled."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

@@ -1,7 +1,5 @@
 """The standard library's HTTP as a remote: what is sent, what is taken, and when it gives up."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """A power cut after entries were adopted without fsync: nothing torn is read; they are fetched again."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

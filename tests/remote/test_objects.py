@@ -1,7 +1,5 @@
 """Buckets by obstore: how their errors are told, and the traps that cost hangs and aborts."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Deadlines, the cooldown of a remote that failed and not of a busy one, and Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Pushing: what is signed, which bundles there are, when an index names them, and what it names no longer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """docs/shipping.md: its recipes for buckets, servers, disks and pods run as they are written there."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """`jitkern remote`: what its commands say, print as JSON, and exit with."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

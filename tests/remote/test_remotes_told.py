@@ -1,7 +1,5 @@
 """What is told of remotes: a row of `doctor` for each, and where `explain` finds what is not cached."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`jitkern serve` as the remote of machines without any compiler."""
 
-from __future__ import annotations
-
 import re
 import signal
 

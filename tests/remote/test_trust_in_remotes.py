@@ -1,7 +1,5 @@
 """Who must have signed what comes from a remote: settings files say it, and the environment cannot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

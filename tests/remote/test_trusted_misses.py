@@ -1,7 +1,5 @@
 """Whose entries are taken from a remote: of trusted keys, or of remotes that a file trusts."""
 
-from __future__ import annotations
-
 import pytest
 from web_servers import Server, closed_port, fill, static
 

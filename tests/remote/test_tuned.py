@@ -1,7 +1,5 @@
 """What comes before a kernel is missed: a choice among configurations, or the background's turn."""
 
-from __future__ import annotations
-
 import json
 import threading
 

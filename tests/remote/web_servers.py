@@ -1,7 +1,5 @@
 """Remotes for tests: directories with bundles, web servers that behave, and servers that do not."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

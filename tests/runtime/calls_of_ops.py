@@ -1,7 +1,5 @@
 """Sources of small ops, and calls of them."""
 
-from __future__ import annotations
-
 import torch
 from helpers import programs_of
 

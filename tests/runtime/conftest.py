@@ -1,7 +1,5 @@
 """Ops that are called through the launch runtime."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 

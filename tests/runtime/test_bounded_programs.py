@@ -1,7 +1,5 @@
 """Programs are bounded in number and in memory, whatever keeps changing between calls."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """A process that starts on an empty cache: it is as quick as any other once its stubs are built."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

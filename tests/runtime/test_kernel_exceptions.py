@@ -1,7 +1,5 @@
 """What a kernel on the CPU does to its process: exceptions, and the modes of floating-point numbers."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import struct

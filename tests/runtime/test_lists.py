@@ -1,7 +1,5 @@
 """Lists, strings and optional results, which the launch runtime passes without Python."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

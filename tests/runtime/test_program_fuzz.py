@@ -1,7 +1,5 @@
 """A program with any words is refused, or interpreted without reading or writing beyond its own."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Programs: what C makes of the steps of a trace, and of steps that no trace would make."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from ctypes import c_ulonglong, c_void_p

@@ -1,7 +1,5 @@
 """Errors of calls through the launch runtime: type, attributes and text."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 

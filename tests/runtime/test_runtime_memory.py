@@ -1,7 +1,5 @@
 """CallClassState through the launch runtime, failed ones too, leave no memory behind."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Grad modes, dispatch modes, transforms and odd tensors on ops that the launch runtime serves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from calls_of_ops import WAYS, X, misses, through, warmed

@@ -1,7 +1,5 @@
 """Settings, bounds and damage in the launch runtime."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Threads and forks in the launch runtime."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

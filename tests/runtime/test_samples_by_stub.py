@@ -1,7 +1,5 @@
 """Every sample of every shipped op: what a program does is what the Python launcher does, to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import by_python, needs_triton, programs_of

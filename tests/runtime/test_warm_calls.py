@@ -1,7 +1,5 @@
 """First calls of processes that a record serves: when it does, and that it is never stale."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a client of the service sends, and how it reads the answers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

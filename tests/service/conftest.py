@@ -1,7 +1,5 @@
 """A server in this process, with workers of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """`jitkern serve` in a process of its own, none of whose deadlines comes on a busy machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """GET: the cache of the service looks like a bucket that somebody pushed to."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """POST /v1/build: what is missing is built, once, from what is installed here."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """No text of a client reaches a compiler: mutated lines build declared ops alone, and raise nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

@@ -1,7 +1,5 @@
 """The page for people at `/`: what it says, what it escapes, who may read it, and in Chromium."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """`jitkern serve`: a process of its own, its start, its end, and a machine without a toolchain."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The server: tokens, figures, bounds, and its end."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

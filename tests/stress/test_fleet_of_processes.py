@@ -1,7 +1,5 @@
 """64 processes with empty caches want one op at the same time, from one remote over a slow network."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

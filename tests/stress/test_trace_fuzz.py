@@ -4,8 +4,6 @@ Each is a module of its own, with numbers, a table and helpers that it reads, wh
 between calls. JITKERN_FUZZ is how many functions are tried.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

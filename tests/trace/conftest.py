@@ -1,7 +1,5 @@
 """Fixtures of traced launch functions."""
 
-from __future__ import annotations
-
 import pytest
 from subject import Subject
 

@@ -1,7 +1,5 @@
 """Ops to trace, and what their programs and the Python launcher do."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Optional and in-place arguments, launches and errors, by proxies and by the Python launcher."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Launch functions that do what C cannot follow: the answers stay right, and the op says why."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import fractions

@@ -1,7 +1,5 @@
 """Tensors, views and allocations of launch functions, by proxies and by the Python launcher."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What launch functions read besides their arguments: the answer is the one that Python gives now."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import operator
