@@ -191,6 +191,13 @@ def cache_dir(
 
 
 @pytest.fixture
+def launch_runtime(cache_dir: Path) -> None:
+    """The launch runtime is loaded, and serves calls."""
+    if not binding.runtime():
+        pytest.skip("no launch runtime on this platform")
+
+
+@pytest.fixture
 def signing_package() -> None:
     """Skip a test that signs where the package for that is missing."""
     pytest.importorskip("cryptography", reason='needs the extra sign: pip install "jitkern[sign]"')

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import linecache
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,9 @@ import pytest
 import torch
 
 from jitkern import config
+from jitkern.cache.key import Key
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache, Entry
 from jitkern.compilers import Compiler, child_process
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
@@ -29,7 +33,8 @@ from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
 from jitkern.runtime import binding, specializer
 from jitkern.runtime.programs import BACKOFF, OpPrograms
-from jitkern.source.closure import Closure
+from jitkern.source.closure import Closure, closure_of
+from jitkern.source.key import make_key
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, short_version
 
@@ -51,6 +56,33 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+
+
+COUNTED_CALLS = """
+import collections, json, sys, torch
+{before}
+imported, events = set(sys.modules), collections.Counter()
+sys.addaudithook(lambda event, _: events.update([event]))
+import jitkern, jitkern.ops
+from jitkern.runtime import binding, specializer, programs
+x, y = torch.rand(16), torch.rand(16)
+for _ in range(3):
+    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
+    specializer.settle()
+earlier = events.copy()
+before = sum(one.misses for one in programs.SLOTS)
+for _ in range(1000):
+    jitkern.ops.vec_add(x, y)
+costly = ("open", "_thread.start_new_thread", "subprocess.Popen", "os.posix_spawn", "os.fork")
+print(json.dumps({{
+    "misses": sum(one.misses for one in programs.SLOTS) - before,
+    "costly": [event for event in costly if events[event] > earlier[event]],
+    "sockets": [event for event in events if event.startswith("socket.")],
+    "imported": [name for name in set(sys.modules) - imported
+                 if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
+    "loaded": binding.runtime() is not None, "stats": jitkern.stats(),
+}}))
+"""  # tells what warm calls do beside computing, and what the process did
 
 
 def target_of(arch: str) -> str:
@@ -83,6 +115,7 @@ needs_cute = pytest.mark.skipif(
     importlib.util.find_spec("nvidia_cutlass_dsl") is None,
     reason="needs the CuTe DSL: pip install jitkern[cute]",
 )
+needs_runtime = pytest.mark.usefixtures("launch_runtime")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
@@ -115,6 +148,25 @@ def run_cell(name: str, text: str, variables: dict[str, Any]) -> dict[str, Any]:
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), variables)
     return variables
+
+
+def published(
+    cache: Cache, variant: Variant, target: Target, *flags: str, package: Any = None, **files: bytes
+) -> tuple[Key, Entry]:
+    """The key and the entry of a variant. files: its content, with `_` for the dot of a name."""
+    key = make_key(variant, target, flags, closure_of(variant.source))
+    with cache.staging() as staging:
+        (staging / "compile.log").write_text(str(staging))
+        for name, data in (files or {"out_so": b"code"}).items():
+            (staging / name.replace("_", ".")).write_bytes(data)
+        return key, cache.publish(key, staging, Manifest(key.inputs, package=package or {}))
+
+
+def ran(*command: object, **options: Any) -> str:
+    """The output of a command that succeeds."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return str(done.stdout)
 
 
 def own_programs_first() -> str:
@@ -282,11 +334,7 @@ def symbolic_sizes(call: Callable[..., Any], args: Sequence[Any], device: str = 
     """Return what Torch knows of sizes, all of them symbolic at first, after a call with them."""
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes) as mode:

@@ -45,19 +45,13 @@ def test_layout_and_modes(cache, key):
         entry = publish(cache, key)
     finally:
         os.umask(old)
-    assert sorted(p.name for p in entry.path.iterdir()) == [
-        "compile.log",
-        "manifest.json",
-        "out.so",
-    ]
+    names = sorted(p.name for p in entry.path.iterdir())
+    assert names == ["compile.log", "manifest.json", "out.so"]
     assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.path.stat().st_mode) == 0o755
     assert {stat.S_IMODE(p.stat().st_mode) for p in entry.path.iterdir()} == {0o644}
-    assert (
-        (cache.root / "CACHEDIR.TAG")
-        .read_text()
-        .startswith("Signature: 8a477f597d28d172789f06886806bc55")
-    )
+    tag = (cache.root / "CACHEDIR.TAG").read_text()
+    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55")
     assert list((cache.root / "v1" / "tmp").iterdir()) == []
     assert entry.path == cache.root / "v1" / key.target / key.name
     assert cache.find(key).path == entry.path and cache.find(key).read("out.so") == b"code"
@@ -159,18 +153,16 @@ def test_remove_makes_room(cache, key):
     assert publish(cache, key, b"new").read("out.so") == b"new"
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        (errno.ENOSPC, "no space is left"),
-        (errno.EDQUOT, "no space is left"),
-        (errno.EROFS, "make it writable"),
-        (errno.EIO, "Input/output"),
-    ],
-)
+SAYS = {
+    errno.ENOSPC: "no space is left", errno.EDQUOT: "no space is left", errno.EROFS: "make it writable",
+    errno.EIO: "Input/output",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", SAYS)
 @pytest.mark.parametrize("where", ["write_bytes", "rename", "mkdir", "chmod"])
 def test_a_failing_disk_is_a_clear_error_and_harms_no_later_run(
-    cache, key, monkeypatch, code, says, where
+    cache, key, monkeypatch, code, where
 ):
     def fail(*args, **kwargs):
         raise OSError(code, os.strerror(code), "path")
@@ -178,12 +170,11 @@ def test_a_failing_disk_is_a_clear_error_and_harms_no_later_run(
     real = Path.write_bytes
     with monkeypatch.context() as patch:
         if where == "write_bytes":  # of the manifest: the artifact is written by the compiler
-            patch.setattr(
-                Path, where, lambda self, data: fail() if self.name == NAME else real(self, data)
-            )
+            write = lambda self, data: fail() if self.name == NAME else real(self, data)
+            patch.setattr(Path, where, write)
         else:
             patch.setattr(Path, where, fail)
-        with pytest.raises(CacheError, match=says) as caught:
+        with pytest.raises(CacheError, match=SAYS[code]) as caught:
             publish(cache, key)
         assert caught.value.path == str(cache.root)
         assert caught.value.errno == code

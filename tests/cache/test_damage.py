@@ -349,11 +349,7 @@ def check_that_a_call_heals(root, kinds, **environment):
 
 @pytest.mark.long
 def test_a_call_over_damage_everywhere_computes_and_heals(on_disk):
-    for kind, damage in (
-        ("kernel", "magic"),
-        ("call", "last byte"),
-        ("runtime", "code"),
-    ):
+    for kind, damage in (("kernel", "magic"), ("call", "last byte"), ("runtime", "code")):
         it = on_disk(kind)
         it.artifact.write_bytes(CONTENT[damage](it.artifact.read_bytes()))
     check_that_a_call_heals(it.root, ("kernel", "call", "runtime"))

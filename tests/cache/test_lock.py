@@ -3,10 +3,10 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
+from helpers import run_threads
 
 from jitkern import config
 from jitkern.cache import lock
@@ -43,11 +43,7 @@ def test_one_at_a_time():
             time.sleep(0.02)
             inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 4)
     assert worst == [1, 1, 1, 1]
 
 
@@ -72,22 +68,6 @@ def test_somebody_elses_lock_directory_is_not_used(tmp_path):
     link = tmp_path / "jitkern"
     link.symlink_to(tmp_path)
     assert lock.lock_directory(config.current()) != link
-
-
-def test_a_lock_file_that_was_deleted_guards_nothing(tmp_path, monkeypatch):
-    """Who takes a lock on a file that the holder before deleted takes one on a new file."""
-    path = lock.lock_directory(config.current()) / "name.lock"
-    flock = fcntl.flock
-
-    def deleting(*args):
-        path.unlink()
-        monkeypatch.undo()
-        return flock(*args)
-
-    monkeypatch.setattr(fcntl, "flock", deleting)
-    with lock.held("name", "x"):
-        assert taken(path)
-    assert not path.exists()
 
 
 def taken(path):

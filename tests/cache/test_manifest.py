@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import pytest
@@ -38,29 +39,24 @@ def test_every_truncation_is_noticed():
             Manifest.decode(data[:end])
 
 
-def seal(fields):
-    import hashlib
-
-    body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()[:-1]
+def seal(body):
     return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
+def sealed(fields):
+    return seal(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()[:-1])
+
+
 GOOD = {
-    "inputs": {"op": "a::b", "target": "t"},
-    "artifacts": {"a": {"size": 1, "sha256": "0" * 64}},
-    "meta": {},
-    "compiler": {},
-    "seconds": 0,
-}
+    "inputs": {"op": "a::b", "target": "t"}, "artifacts": {"a": {"size": 1, "sha256": "0" * 64}},
+    "meta": {}, "compiler": {}, "seconds": 0,
+}  # fmt: skip
 
 
 def test_a_manifest_of_nothing_but_brackets_is_refused():
-    import hashlib
-
     for body in (b"[" * 100000, b'{"a":' * 100000, b'{"inputs":1e999', b'{"a":\xff'):
-        data = body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
         with pytest.raises(ValueError, match=r"."):
-            Manifest.decode(data)
+            Manifest.decode(seal(body))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +82,6 @@ def test_a_manifest_of_nothing_but_brackets_is_refused():
     ],
 )
 def test_sealed_but_wrong_fields_are_refused(fields):
-    Manifest.decode(seal(GOOD))
+    Manifest.decode(sealed(GOOD))
     with pytest.raises(ValueError, match=r"."):
-        Manifest.decode(seal(fields))
+        Manifest.decode(sealed(fields))

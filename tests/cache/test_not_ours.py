@@ -5,16 +5,15 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import published
 
 from jitkern import cache_tools, config
 from jitkern.cache import eviction, layout
 from jitkern.cache.layout import TAG, TAG_TEXT
-from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.manifest import NAME
 from jitkern.cache.root import QUARANTINED
 from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
-from jitkern.source.closure import closure_of
-from jitkern.source.key import make_key
 
 LONG_AGO = time.time() - 90 * 86400
 A_TARGET, AN_ENTRY = "cpu-x86_64-torch2.13.0", "softmax.f32-0123456789abcdef"
@@ -48,10 +47,7 @@ def age(folder: Path) -> None:
 @pytest.fixture
 def put(variant, target):
     def put(cache, number, age=90 * 86400):
-        key = make_key(variant, target, (f"-D{number}",), closure_of(variant.source))
-        with cache.staging() as staging:
-            (staging / "out.so").write_bytes(b"x" * 1000)
-            entry = cache.publish(key, staging, Manifest(key.inputs))
+        key, entry = published(cache, variant, target, f"-D{number}", out_so=b"x" * 1000)
         os.utime(entry.path / NAME, (time.time() - age,) * 2)
         return key, entry
 

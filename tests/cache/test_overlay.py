@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import published
 
 from jitkern import cache_tools, jit
 from jitkern.cache import eviction
-from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.manifest import NAME
 from jitkern.cache.store import Cache
-from jitkern.source.closure import closure_of
-from jitkern.source.key import make_key
 
 ON_OVERLAY = """
 import sys
@@ -38,13 +37,9 @@ assert list(cache.paths()) == [damaged]
 
 @pytest.fixture
 def put(variant, target):
-    def put(cache, number, content=b"code"):
-        key = make_key(variant, target, (f"-D{number}",), closure_of(variant.source))
-        with cache.staging() as staging:
-            (staging / "out.so").write_bytes(content)
-            return key, cache.publish(key, staging, Manifest(key.inputs))
-
-    return put
+    return lambda cache, number, content=b"code": published(
+        cache, variant, target, f"-D{number}", out_so=content
+    )
 
 
 @pytest.fixture

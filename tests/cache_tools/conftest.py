@@ -2,14 +2,12 @@
 
 import pytest
 from bundling import listing
+from helpers import published
 
-from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, chosen, signing
 from jitkern.cache_tools.bundle import BLOCK, BundleError
 from jitkern.cache_tools.listing import EntryFilter
-from jitkern.source.closure import closure_of
-from jitkern.source.key import make_key
 
 
 @pytest.fixture
@@ -17,12 +15,8 @@ def publish(variant, target):
     """Publish an entry of its own for each number, with these artifacts."""
 
     def publish(cache, number, **files):
-        key = make_key(variant, target, (f"-D{number}",), closure_of(variant.source))
-        with cache.staging() as staging:
-            (staging / "compile.log").write_text(str(staging))
-            for name, data in (files or {"out_so": b"code %d" % number, "a_json": b"{}"}).items():
-                (staging / name.replace("_", ".")).write_bytes(data)
-            return cache.publish(key, staging, Manifest(key.inputs))
+        files = files or {"out_so": b"code %d" % number, "a_json": b"{}"}
+        return published(cache, variant, target, f"-D{number}", **files)[1]
 
     return publish
 

@@ -17,9 +17,6 @@ pytest.importorskip("cryptography")
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
-# --- mutations: an error, or what was packed
-
-
 def flip(random, data):
     for _ in range(random.choice((1, 1, 1, 2, 8))):
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
@@ -118,10 +115,6 @@ def fuzz(count, seed, signed, public, tmp_path):
 
 
 @pytest.mark.long
-def test_300_mutated_bundles_are_refused_or_whole(signed, public, tmp_path):
-    fuzz(300, 0, signed, public, tmp_path)
-
-
-@pytest.mark.long
-def test_10000_mutated_bundles_are_refused_or_whole(signed, public, tmp_path):
-    fuzz(10_000, 1_000_000, signed, public, tmp_path)
+@pytest.mark.parametrize(("count", "seed"), [(300, 0), (10_000, 1_000_000)])
+def test_mutated_bundles_are_refused_or_whole(signed, public, tmp_path, count, seed):
+    fuzz(count, seed, signed, public, tmp_path)

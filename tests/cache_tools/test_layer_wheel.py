@@ -12,17 +12,14 @@ import venv
 import zipfile
 
 import pytest
-from helpers import REPOSITORY
+from helpers import REPOSITORY, published
 
 from jitkern._version import __version__
-from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.bundle import BundleError
 from jitkern.cache_tools.listing import EntryFilter
 from jitkern.cache_tools.wheel import pack_wheel
-from jitkern.source.closure import closure_of
-from jitkern.source.key import make_key
 from jitkern.target import Target
 
 LOOK = """
@@ -40,15 +37,7 @@ print(json.dumps([list(map(str, layers)), [str(f.entry.path) if f.entry else Non
 
 @pytest.fixture
 def publish(variant):
-    def publish(cache, target, content=b"code"):
-        key = make_key(variant, target, (), closure_of(variant.source))
-        with cache.staging() as staging:
-            (staging / "out.so").write_bytes(content)
-            (staging / "compile.log").write_text(str(staging))
-            cache.publish(key, staging, Manifest(key.inputs))
-        return key
-
-    return publish
+    return lambda cache, target: published(cache, variant, target)[0]
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@ import os
 import time
 
 import pytest
+from helpers import published
 
 from jitkern import cache_tools, config, jit, mega_cache
 from jitkern.cache import eviction
-from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.manifest import NAME
 from jitkern.cache.root import GRACE
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle
@@ -26,10 +27,8 @@ def put(cache, variant, target):
     """Publish entry `number`, used `age` seconds ago, of about 10 kB."""
 
     def put(number, age=0.0, target=target, package=None):
-        key = make_key(variant, target, (f"-D{number}",), closure_of(variant.source))
-        with cache.staging() as staging:
-            (staging / "out.so").write_bytes(b"x" * 10000)
-            entry = cache.publish(key, staging, Manifest(key.inputs, package=package or {}))
+        content, flag = b"x" * 10000, f"-D{number}"
+        _, entry = published(cache, variant, target, flag, package=package, out_so=content)
         used = time.time() - age
         os.utime(entry.path / NAME, (used, used))
         return entry.path
@@ -253,18 +252,13 @@ def limited(cache, put, cache_dir):
 def another(tmp_path, variant, target):
     """Another cache, and the key of the one entry that it has."""
     other = Cache(tmp_path / "other")
-    key = make_key(variant, target, ("-other",), closure_of(variant.source))
-    with other.staging() as staging:
-        (staging / "out.so").write_bytes(b"x" * 10000)
-        other.publish(key, staging, Manifest(key.inputs))
-    return other, key
+    return other, published(other, variant, target, "-other", out_so=b"x" * 10000)[0]
 
 
 def test_what_a_bundle_brings_counts_at_once(limited, another, tmp_path):
     other, key = another
-    cache_tools.pack(
-        other, cache_tools.chosen(other, cache_tools.EntryFilter()), tmp_path / "b.tar"
-    )
+    whole = cache_tools.chosen(other, cache_tools.EntryFilter())
+    cache_tools.pack(other, whole, tmp_path / "b.tar")
     assert limited.exists()
     cache_tools.unpack(Cache.open(config.current()), tmp_path / "b.tar")
     assert not limited.exists()

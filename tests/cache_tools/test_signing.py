@@ -6,6 +6,7 @@ import shutil
 import stat
 
 import pytest
+from helpers import published
 
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
@@ -14,8 +15,6 @@ from jitkern.cache_tools.listing import EntryFilter
 from jitkern.errors import CacheError, JitkernError
 from jitkern.files import signature
 from jitkern.files.trust import Trust
-from jitkern.source.closure import closure_of
-from jitkern.source.key import make_key
 
 serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
 ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
@@ -25,27 +24,15 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a 
 
 
 @pytest.fixture
-def entry_key(variant, target):
-    return make_key(variant, target, (), closure_of(variant.source))
+def layer(tmp_path):
+    """A cache which is to be a layer."""
+    return Cache(tmp_path / "layer", fsync=False)
 
 
-@pytest.fixture
-def layer(tmp_path, entry_key):
-    """A cache with one entry, which is to be a layer."""
-    cache = Cache(tmp_path / "layer", fsync=False)
-    publish(cache, entry_key)
-    return cache
-
-
-@pytest.fixture
-def key(tmp_path):
-    signing.keygen(tmp_path / "key", "of the build machine")
-    return tmp_path / "key"
-
-
-@pytest.fixture
-def public(key):
-    return signature.public_key(key.with_name("key.pub").read_text())
+@pytest.fixture(autouse=True)
+def entry_key(layer, variant, target):
+    """The key of the one entry of the layer."""
+    return published(layer, variant, target)[0]
 
 
 @pytest.fixture
@@ -53,20 +40,11 @@ def found(tmp_path, layer, entry_key):
     """What a lookup finds where the layer is to be signed by one of these keys."""
 
     def found(*keys):
-        user = Cache(tmp_path / "user", (layer.root,), fsync=False, rules=rules(layer, *keys))
+        rules = Trust(signed=(layer.root,), keys=keys)
+        user = Cache(tmp_path / "user", (layer.root,), fsync=False, rules=rules)
         return user.look_up(entry_key.target, entry_key.name, entry_key.digest)
 
     return found
-
-
-def publish(cache, key, content=b"code"):
-    with cache.staging() as staging:
-        (staging / "out.so").write_bytes(content)
-        return cache.publish(key, staging, Manifest(key.inputs))
-
-
-def rules(layer, *keys):
-    return Trust(signed=(layer.root,), keys=keys)
 
 
 def sign(cache, key):
@@ -299,7 +277,7 @@ def test_a_signature_that_was_tampered_with_is_not_used(layer, key, public, foun
 
 def test_only_entries_of_the_user_root_are_signed(layer, tmp_path, key, variant, target):
     user = Cache(tmp_path / "user", (layer.root,), fsync=False)
-    publish(user, make_key(variant, target, ("-x",), closure_of(variant.source)))
+    published(user, variant, target, "-x")
     assert len(chosen(user, EntryFilter())) == 2
     assert sign(user, key) == 1
     assert signature_file(user).exists()
@@ -363,8 +341,8 @@ def test_an_unsigned_layer_of_another_user_is_not_used(layer, tmp_path, public, 
 # --- the command line
 
 
-def test_keygen_sign_and_filters(cli, cache_dir, tmp_path, entry_key):
-    publish(Cache(cache_dir, fsync=False), entry_key)
+def test_keygen_sign_and_filters(cli, cache_dir, tmp_path, variant, target):
+    published(Cache(cache_dir, fsync=False), variant, target)
     code, out, err = cli("cache", "keygen", str(tmp_path / "k"), "--comment", "me")
     assert (code, out) == (0, (tmp_path / "k.pub").read_text())
     assert "trusted_keys" in err
@@ -376,8 +354,8 @@ def test_keygen_sign_and_filters(cli, cache_dir, tmp_path, entry_key):
     assert "has the op `none`" in err
 
 
-def test_errors_are_one_line_and_an_exit_code(cli, cache_dir, tmp_path, entry_key, key):
-    publish(Cache(cache_dir, fsync=False), entry_key)
+def test_errors_are_one_line_and_an_exit_code(cli, cache_dir, tmp_path, variant, target, key):
+    published(Cache(cache_dir, fsync=False), variant, target)
     assert cli("cache", "keygen", str(key))[0] == 1
     assert cli("cache", "sign")[0] == 2
     code, _, err = cli("cache", "sign", "--key", str(tmp_path / "none"))
