@@ -239,13 +239,10 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
     other = put(target=cuda, template=(("T", "f64"),))
     code, out, _ = cli("cache", "explain", other.manifest.digest[:12])
     assert code == 0
-    for line in (
-        "scale.cpp differs",
-        "arch is x86_64 instead of aarch64",
-        "Torch is 2.13.0 instead of 2.11.0",
-        "template argument T is f32 instead of f64",
-    ):
-        assert f"    {line}\n" in out
+    assert "    scale.cpp differs\n" in out
+    assert "    arch is x86_64 instead of aarch64\n" in out
+    assert "    Torch is 2.13.0 instead of 2.11.0\n" in out
+    assert "    template argument T is f32 instead of f64\n" in out
     assert cli("explain", other.manifest.digest[:12])[1] == out
     (row,) = json.loads(cli("explain", other.manifest.digest, "--json")[1])["entries"]
     assert len(row["differences"]) >= 4
@@ -340,11 +337,8 @@ def looked_at(monkeypatch):
     """The entries that were read whole."""
     looked_at = []
     real = Cache.entry_at
-    monkeypatch.setattr(
-        Cache,
-        "entry_at",
-        lambda *a: looked_at.append(a[2].name.partition(".scale.")[0]) or real(*a),
-    )
+    note = lambda *a: looked_at.append(a[2].name.partition(".scale.")[0]) or real(*a)
+    monkeypatch.setattr(Cache, "entry_at", note)
     return looked_at
 
 

@@ -45,9 +45,8 @@ def here(tmp_path, monkeypatch):
 def test_a_package_has_what_one_needs_and_says_what_is_next(cli, here):
     code, out, err = cli("init", "mypkg")
     assert code == 0
-    assert (
-        files_in(here / "mypkg") == WRITTEN == {line.removeprefix("mypkg/") for line in out.split()}
-    )
+    assert files_in(here / "mypkg") == WRITTEN
+    assert {line.removeprefix("mypkg/") for line in out.split()} == WRITTEN
     assert "cd mypkg && pip install -e '.[test]' && pytest && jitkern prewarm mypkg" in err
 
 
@@ -64,13 +63,10 @@ def test_the_name_stands_wherever_it_must(cli, here):
 
 
 @pytest.mark.long
-def test_the_bench_says_how_it_is_used(cli, here, run_python):
+def test_the_bench_says_how_it_is_used(cli, here):
     assert cli("init", "mypkg")[0] == 0
-    script = (
-        "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_path({!r}, run_name='__main__')"
-    )
-    bench, sources = here / "mypkg" / "bench.py", here / "mypkg" / "src"
-    done = run_python(script.format(str(bench)), PYTHONPATH=str(sources))
+    program = [sys.executable, "-W", "ignore", "mypkg/bench.py", "--help"]
+    done = command(*program, PYTHONPATH=str(here / "mypkg" / "src"))
     assert (done.returncode, "[{cpu,cuda}]" in done.stdout) == (0, True), done.stderr
 
 
@@ -182,10 +178,8 @@ def test_a_new_project_works_where_it_was_written(cli, here):
     done = command(*jitkern, "list", "mypkg")
     assert (done.returncode, done.stdout.count("mypkg::")) == (0, 2), done.stderr
     done = command(*jitkern, "prewarm", "mypkg", "--json")
-    assert {row["op"] for row in kernels(last_json(done.stdout))} == {
-        "mypkg::scale",
-        "mypkg::add_relu",
-    }
+    built = {row["op"] for row in kernels(last_json(done.stdout))}
+    assert built == {"mypkg::scale", "mypkg::add_relu"}
     done = command(sys.executable, "-m", "pytest", "-q", "mypkg", JITKERN_COMPILE="never")
     assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
@@ -232,11 +226,8 @@ def test_the_printed_next_step_works_in_a_new_environment(environment, here):
         script = f"#!{environment / 'python'}\nimport runpy\nrunpy.run_module('{program}', run_name='__main__')\n"
         (environment / program).write_text(script)
         (environment / program).chmod(0o755)
-    offline = {
-        "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",
-        "PATH": f"{environment}:{os.environ['PATH']}",
-    }
+    path = f"{environment}:{os.environ['PATH']}"
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PATH": path}
     line = command("jitkern", "init", "mypkg", **offline).stderr.partition("now: ")[2]
     done = command("/bin/sh", "-ec", line, **offline)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

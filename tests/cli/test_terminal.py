@@ -1,5 +1,6 @@
 """What a person sees: help, one redrawn line, failures, near misses, and the screens of the docs."""
 
+import fcntl
 import importlib
 import itertools
 import json
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -27,19 +29,8 @@ from jitkern.prewarming.tasks import Result, Step
 PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 CACHE = [
-    "dir",
-    "ls",
-    "show",
-    "verify",
-    "explain",
-    "stats",
-    "prune",
-    "clear",
-    "pack",
-    "unpack",
-    "sign",
-    "keygen",
-]
+    "dir", "ls", "show", "verify", "explain", "stats", "prune", "clear", "pack", "unpack", "sign", "keygen",
+]  # fmt: skip
 REMOTE = ["push", "pull", "ls"]
 OWN = [*commands.COMMANDS, *(f"cache {verb}" for verb in CACHE), *(f"remote {verb}" for verb in REMOTE)]  # fmt: skip
 numbers = itertools.count()
@@ -58,9 +49,6 @@ def in_terminal(*arguments, cwd=None, interrupt="", columns=80):
     """
     ours, theirs = pty.openpty()
     size = (24).to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder) + bytes(4)
-    import fcntl
-    import termios
-
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
     process = subprocess.Popen(
         [sys.executable, "-m", "jitkern", *arguments],
@@ -152,9 +140,8 @@ def test_a_near_miss_is_told_what_was_meant_and_is_usage(cli, arguments, meant):
 
 
 def test_a_near_op_of_another_package_is_named_in_full(cli, monkeypatch):
-    monkeypatch.setitem(
-        OPS, "near_miss::clamp_rows", importlib.import_module("jitkern.ops").softmax
-    )
+    softmax = importlib.import_module("jitkern.ops").softmax
+    monkeypatch.setitem(OPS, "near_miss::clamp_rows", softmax)
     for command in ("check", "explain"):
         code, _, err = cli(command, "clamp_row")
         assert (code, "did you mean near_miss::clamp_rows?" in err) == (2, True), err
@@ -184,19 +171,17 @@ def test_color_is_asked_for_and_refused(cli):
 def test_a_shell_can_complete(tmp_path):
     pytest.importorskip("argcomplete")
     answer = tmp_path / "answer"
-    for line, words in (
-        ("jitkern pre", {"prewarm "}),
-        ("jitkern cache s", {"show", "sign", "stats"}),
-    ):
+    for line, words in {
+        "jitkern pre": {"prewarm"},
+        "jitkern cache s": {"show", "sign", "stats"},
+    }.items():
         environment = {
             **os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
             "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
         }  # fmt: skip
         command = [sys.executable, "-c", "from jitkern.cli import main; main()"]
         subprocess.run(command, env=environment, check=False)
-        assert {word.strip() for word in answer.read_text().split("\n")} == {
-            w.strip() for w in words
-        }
+        assert {word.strip() for word in answer.read_text().split("\n")} == words
 
 
 # Prewarm
@@ -210,12 +195,8 @@ def test_prewarm_prints_one_line_for_each_op_and_target():
     assert len(redrawn) > 5 and max(map(len, redrawn)) < 80
     runtime, *lines = shown(text).splitlines()
     assert runtime.startswith("runtime           cpu  ") and len(lines) == 3
-    assert re.fullmatch(
-        r"softmax_backward  cpu  4 kernels, \d+ records  \d+\.\d s compiling", lines[0]
-    )
-    assert re.fullmatch(
-        r"vec_add           cpu  4 kernels, \d+ records  \d+\.\d s compiling", lines[1]
-    )
+    for name, line in zip(("softmax_backward", "vec_add         "), lines):
+        assert re.fullmatch(rf"{name}  cpu  4 kernels, \d+ records  \d+\.\d s compiling", line)
     code, again = in_terminal("prewarm", "vec_add", columns=40)
     assert re.match(r"vec_add  cpu  4 kernels, \d+ records  cached\n0 built", shown(again)), again
 
@@ -463,9 +444,8 @@ op.launch("gpu")
 def test_check_says_what_it_cannot_try(cli):
     code, out, _ = cli("check", "softmax_backward")
     assert code == 0
-    assert ("skip softmax_backward cuda           reference no cuda device here" in out) != (
-        torch.cuda.is_available()
-    )
+    skipped = "skip softmax_backward cuda           reference no cuda device here" in out
+    assert skipped != torch.cuda.is_available()
 
 
 # clangd
