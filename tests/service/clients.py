@@ -2,12 +2,11 @@
 
 import http.client
 import json
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from helpers import LONGEST
+from helpers import LONGEST, run_threads
 
 from jitkern.service.builds import Outcome
 from jitkern.target import Target
@@ -75,18 +74,8 @@ VEC_ADD = line("jitkern::vec_add", tensor(1000), tensor(1000))
 
 def at_once(count: int, work) -> list[Any]:
     """What `count` threads return that begin together."""
-    barrier = threading.Barrier(count)
     results: list[Any] = []
-
-    def run(number: int) -> None:
-        barrier.wait()
-        results.append(work(number))
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONGEST)
+    run_threads(*(lambda n=n: results.append(work(n)) for n in range(count)))
     return results
 
 

@@ -139,9 +139,8 @@ def test_all_that_is_handed_out_is_signed(serve, tmp_path):
     jitkern.prewarm([jitkern.ops.vec_add], [HERE])
     public = signature.public_key(keygen(tmp_path / "key"))
     client = Client(serve(key=tmp_path / "key").url)
-    built = client.build(
-        line("jitkern::vec_add", tensor(2, 2, dtype="int8"), tensor(2, 2, dtype="int8"))
-    )
+    x = tensor(2, 2, dtype="int8")
+    built = client.build(line("jitkern::vec_add", x, x))
     assert read(built.body, keys=(public,))
     index = indexed(client)
     assert index.bundles
@@ -150,30 +149,13 @@ def test_all_that_is_handed_out_is_signed(serve, tmp_path):
 
 
 NO_NAMES = [
-    "/v1",
-    "/v1/",
-    "/v1/index.json",
-    "/v1/../jitkern.json",
-    "/jitkern.json/",
-    "/jitkern.json?x=1",
-    "/JITKERN.json",
-    "/v1/nonsense/index.json",
-    "/v1/../index.json",
-    "/v1/%2e%2e/index.json",
-    "/v1/..%2f..%2fetc/index.json",
-    "/v1/%00/index.json",
-    f"/v1/{MACHINE}/../{MACHINE}/index.json",
-    f"/v1/{HERE}/index.json",
-    f"/v1/{MACHINE}/index.json/",
-    f"/v1/{MACHINE}/{'0' * 64}.tar",
-    f"/v1/{MACHINE}/{'0' * 64}.tar.zst",
-    f"/v1/{MACHINE}/{'0' * 63}.tar",
-    "/v1/build/x",
-    "/etc/passwd",
-    f"/v1/{MACHINE}-cxx11_glibc2.36/index.json",
-    "/v1/cpu-x86_64_v4-torch2.13.0-linux_x86_64/index.json",
-    f"/{'a' * 60_000}",
-]
+    "/v1", "/v1/", "/v1/index.json", "/v1/../jitkern.json", "/jitkern.json/", "/jitkern.json?x=1", "/JITKERN.json",
+    "/v1/nonsense/index.json", "/v1/../index.json", "/v1/%2e%2e/index.json", "/v1/..%2f..%2fetc/index.json",
+    "/v1/%00/index.json", f"/v1/{MACHINE}/../{MACHINE}/index.json", f"/v1/{HERE}/index.json",
+    f"/v1/{MACHINE}/index.json/", f"/v1/{MACHINE}/{'0' * 64}.tar", f"/v1/{MACHINE}/{'0' * 64}.tar.zst",
+    f"/v1/{MACHINE}/{'0' * 63}.tar", "/v1/build/x", "/etc/passwd", f"/v1/{MACHINE}-cxx11_glibc2.36/index.json",
+    "/v1/cpu-x86_64_v4-torch2.13.0-linux_x86_64/index.json", f"/{'a' * 60_000}",
+]  # fmt: skip
 
 
 def test_no_other_names_are_there(client):

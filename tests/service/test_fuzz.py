@@ -39,17 +39,17 @@ def mutated(rng):
 
 
 def body_of(rng):
-    body = asked(
-        mutated(rng),
-        [rng.choice((HERE, HERE, HERE, "cuda-sm_90-cu130-torch2.13.0", "cpu-x-torch1.0"))],
-    )
+    targets = (HERE, HERE, HERE, "cuda-sm_90-cu130-torch2.13.0", "cpu-x-torch1.0")
+    body = asked(mutated(rng), [rng.choice(targets)])
     if rng.random() < 0.1:
         at = rng.randrange(len(body))
         body = body[:at] + rng.randbytes(rng.randrange(4)) + body[at + rng.randrange(4) :]
     return body
 
 
-def fuzz(serve, count, seed):
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "seed"), [(400, 1), *((2000, seed) for seed in range(2, 7))])
+def test_mutated_lines_compile_only_what_is_declared(serve, count, seed):
     server = serve(jobs=2)
     client = Client(server.url)
     rng = random.Random(seed)
@@ -65,17 +65,6 @@ def fuzz(serve, count, seed):
     ops = {row.op for row in cache_tools.rows(jit.open_cache())}
     assert ops == {"jitkern::vec_add", "jitkern::runtime"}
     assert client.get("/healthz").status == 200
-
-
-@pytest.mark.long
-def test_mutated_lines_compile_nothing_that_is_not_declared(serve):
-    fuzz(serve, 400, seed=1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 7))
-def test_mutated_lines_compile_only_what_is_declared(serve, seed):
-    fuzz(serve, 2000, seed)
 
 
 @pytest.mark.long

@@ -182,15 +182,13 @@ def test_without_its_packages_it_names_the_extra(run_python, package):
     code = f"import sys\nsys.modules['{package}'] = None\nfrom jitkern.cli import main\nsys.exit(main(['serve', 'vec_add']))"
     done = run_python(code)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert re.search(
-        rf'`jitkern serve` needs {package}\S*: pip install "jitkern\[serve\]"', done.stderr
-    )
+    says = rf'`jitkern serve` needs {package}\S*: pip install "jitkern\[serve\]"'
+    assert re.search(says, done.stderr)
 
 
 def test_only_the_service_imports_its_packages():
-    imports = re.compile(
-        r"^ *(?:from|import) (?:starlette|uvicorn|prometheus_client)\b", re.MULTILINE
-    )
+    packages = "starlette|uvicorn|prometheus_client"
+    imports = re.compile(rf"^ *(?:from|import) (?:{packages})\b", re.MULTILINE)
     found = {
         path.relative_to(REPOSITORY).parts[:2]
         for folder in ("jitkern", "cache_tools", "kernels_src")
@@ -211,7 +209,6 @@ def test_an_address_in_use_is_named(cli):
 def test_an_unusable_cache_ends_with_3(cli, tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
-    code, _, err = cli(
-        "serve", "vec_add", "--listen", "127.0.0.1:0", "--cache-dir", str(tmp_path / "shared")
-    )
+    where = ("--listen", "127.0.0.1:0", "--cache-dir", str(tmp_path / "shared"))
+    code, _, err = cli("serve", "vec_add", *where)
     assert (code, "is not trusted" in err) == (3, True), err

@@ -120,9 +120,8 @@ def test_a_build_may_take_longer_than_a_request(gated, monkeypatch):
     server = gated()
     with connected(server) as client:
         body = asked(VEC_ADD)
-        client.sendall(
-            b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
+        head = b"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
         client.settimeout(1)
         with pytest.raises(TimeoutError):
             client.recv(1)
@@ -259,17 +258,11 @@ def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
 def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     """Else a client would wait for the end of an answer as long as the worker lives."""
 
-    def sockets(*_):
-        return lambda asked, jobs: Outcome(
-            422,
-            " ".join(
-                os.readlink(f"/dev/fd/{fd}")
-                for fd in os.listdir("/dev/fd")
-                if os.path.exists(f"/dev/fd/{fd}")
-            ),
-        )
+    def descriptors(asked, jobs):
+        paths = [f"/dev/fd/{number}" for number in os.listdir("/dev/fd")]
+        return Outcome(422, " ".join(os.readlink(path) for path in paths if os.path.exists(path)))
 
-    monkeypatch.setattr(room, "CallBuilder", sockets)
+    monkeypatch.setattr(room, "CallBuilder", lambda *_: descriptors)
     server = gated(jobs=2)
     clients = [Client(server.url) for _ in range(3)]
     for client in clients:
