@@ -46,9 +46,8 @@ def test_a_part_whose_worker_dies_is_built_by_another(
     executor, driver, fleet_package, cli, cache_dir, tmp_path
 ):
     name = fleet_package(DIES_ONCE)
-    out, err = driver(name, "--executor", executor, "--parts", "3", "--json").communicate(
-        timeout=LONGEST
-    )
+    process = driver(name, "--executor", executor, "--parts", "3", "--json")
+    out, err = process.communicate(timeout=LONGEST)
     report = last_json(out)
     assert (report["failed"], report["skipped"]) == (0, 0) and report["built"] > 3, err
     assert (tmp_path / name / "died").exists()
@@ -60,9 +59,8 @@ def test_a_part_whose_worker_dies_is_built_by_another(
 @pytest.mark.long
 @pytest.mark.parametrize("executor", KINDS)
 def test_a_ctrl_c_ends_the_workers(executor, driver, fleet_package, tmp_path):
-    name = fleet_package(
-        "if AWAY: import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"
-    )
+    waits = "import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"
+    name = fleet_package(f"if AWAY: {waits}")
     process = driver(name, "--executor", executor, "--parts", "2")
     until(lambda: len([*(tmp_path / name).glob("pid-*")]) == 2, of=[process])
     pids = [int(path.name[4:]) for path in (tmp_path / name).glob("pid-*")]

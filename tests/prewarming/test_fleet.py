@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fleet_packages import places
-from helpers import last_json
+from helpers import last_json, needs_runtime
 
 import jitkern
 from jitkern import config, jit
@@ -19,10 +19,9 @@ from jitkern.errors import SettingError
 from jitkern.op.op import OPS
 from jitkern.prewarming import jobs, workers
 from jitkern.prewarming.op_calls import spelt_calls
-from jitkern.runtime import binding
 from jitkern.target import Target
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = needs_runtime
 
 
 def rows(report):
@@ -38,9 +37,8 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
     cli, fleet_package, cache_dir, tmp_path, monkeypatch
 ):
     name = fleet_package()
-    code, out, err = cli(
-        "prewarm", name, "--executor", "pools:spawned", "--parts", "3", "--json", "-v"
-    )
+    fleet = ("--executor", "pools:spawned", "--parts", "3")
+    code, out, err = cli("prewarm", name, *fleet, "--json", "-v")
     report = last_json(out)
     assert (code, report["failed"], report["skipped"]) == (0, 0, 0), err
     assert sum(" of 3" in line or "/3] part " in line for line in err.splitlines()) == 3, err
@@ -135,9 +133,8 @@ def test_calls_and_recordings_are_sent(cli, fleet_package, tmp_path):
     file = tmp_path / "calls.jsonl"
     with config.using(record=file):
         for size in (4, 5):
-            record.note(
-                op.name, f"{name}.kernel", "cpu", "cc", [torch.ones(size, dtype=torch.float64)]
-            )
+            x = torch.ones(size, dtype=torch.float64)
+            record.note(op.name, f"{name}.kernel", "cpu", "cc", [x])
     code, out, err = cli("prewarm", name, "--from", str(file), "--executor", "pools:one", "--json")
     built = {row["variant"] for row in last_json(out)["results"] if row["op"] == op.name}
     assert code == 0 and "f64" in built and not built & {"f32", "i32"}, err

@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers import needs_runtime
 
-from jitkern.runtime import binding
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-
+pytestmark = needs_runtime
 FACTORY = """
 import torch
 from jitkern.declare import Cpp, kernel

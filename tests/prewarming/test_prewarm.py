@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import one_in_four
+from helpers import last_json, needs_runtime, one_in_four
 
 import jitkern
 from jitkern import config, jit, testing
@@ -23,10 +22,9 @@ from jitkern.compilers import child_process
 from jitkern.errors import DeclarationError, SettingError, TargetError
 from jitkern.op.op import OPS
 from jitkern.prewarming import builder
-from jitkern.runtime import binding
 from jitkern.target import Target
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = needs_runtime
 
 MODULE = """
 import torch
@@ -52,7 +50,7 @@ numbers = itertools.count()
 
 def report(outcome):
     code, out, err = outcome
-    return code, json.loads(out.splitlines()[-1]), err
+    return code, last_json(out), err
 
 
 @pytest.fixture
@@ -88,9 +86,8 @@ def told(tmp_path):
 
 
 def rows(found):
-    return sorted(
-        (r["op"], r["variant"], r["target"], Path(r["path"]).name) for r in found["results"]
-    )
+    results = found["results"]
+    return sorted((r["op"], r["variant"], r["target"], Path(r["path"]).name) for r in results)
 
 
 @pytest.mark.long
@@ -122,10 +119,8 @@ def test_a_second_run_compiles_nothing(cli, package, monkeypatch):
     forbid(monkeypatch)
     code, second, err = report(cli("prewarm", package, "vec_add", "--json"))
     assert (code, second["hits"], second["built"]) == (0, first["built"], 0), err
-    assert [row["variant"] for row in second["results"]] == [
-        row["variant"] for row in first["results"]
-    ]
-    assert rows(second) == rows(first)
+    variants = [[row["variant"] for row in found["results"]] for found in (first, second)]
+    assert variants[0] == variants[1] and rows(second) == rows(first)
 
 
 @pytest.mark.long
@@ -239,9 +234,8 @@ def test_a_dead_worker_is_a_failed_row_and_the_rest_is_built(cli, compiler, pack
     code, found, _ = report(cli(*arguments))
     (failed,) = [row for row in found["results"] if row["status"] == "failed"]
     assert (code, failed["op"], failed["variant"]) == (1, f"{package}::f", "f64.N2")
-    assert failed["reason"] == (
-        "the process that built it was ended by SIGKILL; if memory was short, use fewer --jobs"
-    )
+    says = "the process that built it was ended by SIGKILL; if memory was short, use fewer --jobs"
+    assert failed["reason"] == says
     kernels = {r["variant"] for r in found["results"] if r["status"] == "built"}
     assert {"f32.N2", "i32.N2"} <= kernels
     compiler.during = lambda: None
@@ -254,9 +248,8 @@ def test_a_dead_compiler_is_a_failed_row_and_the_rest_is_built(cli, package, tmp
         script = tmp_path / "bin" / name
         script.parent.mkdir(exist_ok=True)
         real = shutil.which(name)
-        script.write_text(
-            f'#!/bin/sh\ncase "$*" in *double*) kill -9 $$ ;; esac\nexec {real} "$@"\n'
-        )
+        dies = 'case "$*" in *double*) kill -9 $$ ;; esac'
+        script.write_text(f'#!/bin/sh\n{dies}\nexec {real} "$@"\n')
         script.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -335,14 +328,8 @@ def test_shapes_alone_are_those_of_torch(number):
             made = make()
         except (RuntimeError, IndexError) as e:
             return type(e)
-        return (
-            made.shape,
-            made.stride(),
-            made.dtype,
-            made.device,
-            made.storage_offset(),
-            made.requires_grad,
-        )
+        place = made.device, made.storage_offset()
+        return made.shape, made.stride(), made.dtype, *place, made.requires_grad
 
     wanted = described()
     with ShapesAlone():
@@ -390,28 +377,27 @@ def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     importlib.import_module(f"{package}.kernel")
     op = OPS[f"{package}::f"]
     parts = [jitkern.prewarm([op], shard=(part, 2)) for part in (1, 2)]
-    kernels = [
+    one, two = (
         {r.path for r in part if r.op == op.name and "call" not in r.variant} for part in parts
-    ]
-    assert all(kernels) and not kernels[0] & kernels[1]
+    )
+    assert one and two and not one & two
     whole = jitkern.prewarm([op])
     assert {result.status for result in whole} == {"hit"}
 
 
 @pytest.mark.parametrize("shard", [(0, 3), (4, 3), (1, 0), (0, 0), (-1, 2)])
-def test_a_part_that_there_is_not_is_refused(shard, cli):
+def test_a_part_that_there_is_not_is_refused(shard):
     with pytest.raises(SettingError, match="with a part from 1 to parts"):
         jitkern.prewarm(["vec_add"], shard=shard)
-    code, out, err = cli("prewarm", "vec_add", f"--shard={shard[0]}/{shard[1]}")
-    assert (code, out, "is not I/N with I from 1 to N" in err) == (2, "", True)
 
 
 @pytest.mark.parametrize(
-    "text", ["auto", "1", "/", "1/", "/2", "1/2/3", "a/b", "\u00b2/3", "1.0/2"]
-)
+    "text",
+    ["0/3", "4/3", "1/0", "0/0", "-1/2", "auto", "1", "/", "1/", "/2", "1/2/3", "a/b", "\u00b2/3", "1.0/2"],
+)  # fmt: skip
 def test_what_is_no_part_of_a_number_is_refused(text, cli):
-    code, out, err = cli("prewarm", "vec_add", "--shard", text)
-    assert (code, out, f"`{text}` is not I/N" in err) == (2, "", True)
+    code, out, err = cli("prewarm", "vec_add", f"--shard={text}")
+    assert (code, out, f"`{text}` is not I/N with I from 1 to N" in err) == (2, "", True)
 
 
 @pytest.mark.long
@@ -438,9 +424,8 @@ def test_a_package_in_a_zip_file_is_prewarmed_and_called(cli, tmp_path, monkeypa
         status = {(r["op"], r["status"]) for r in found["results"]}
         assert {("zipped::a", "built"), ("zipped::b", "failed")} <= status
         assert ("zipped::a", "failed") not in status and ("zipped::b", "built") not in status
-        assert (
-            "b.cpp lies in the file" in err and "all.zip, and sources are read from folders" in err
-        )
+        assert "b.cpp lies in the file" in err
+        assert "all.zip, and sources are read from folders" in err
         with config.using(compile="never"):
             assert OPS["zipped::a"](torch.ones(1)).tolist() == [2]
     finally:

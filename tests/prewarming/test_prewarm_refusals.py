@@ -194,9 +194,8 @@ def test_a_configuration_that_fails_is_left_out_unless_all_do(
 ):
     package.write()
     package.file.write_text(TUNED.format(package=package.name, raises=raises))
-    (package.folder / "f.cpp").write_text(
-        ONLY.format(wrong=wrong, name="f") + ONLY.format(wrong=wrong, name="g")
-    )
+    texts = [ONLY.format(wrong=wrong, name=name) for name in "fg"]
+    (package.folder / "f.cpp").write_text("".join(texts))
     code, out, err = package.cli("prewarm", package.name, "--json", "--keep-going", "--jobs=1", CPU)
     rows = last_json(out)["results"]
     found = {
