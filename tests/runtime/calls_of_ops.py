@@ -14,6 +14,12 @@ MANY = (
     'extern "C" void many(float* out, const float* x, const float* b, double f, long k, long n)'
     " { for (long i = 0; i < n; i++) out[i] = x[i] * f + (b ? b[i] : 0) + k; }"
 )
+SUM = """
+extern "C" void total(double *out, T *const *data, const long *numel, long count, double a) {
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < numel[i]; j++) *out += a * data[i][j];
+}
+"""
 
 
 def misses(op):

@@ -11,6 +11,11 @@ from helpers import declared
 _number = itertools.count()
 
 
+@pytest.fixture(autouse=True)
+def each_needs_it(launch_runtime):
+    pass
+
+
 @pytest.fixture
 def declare(tmp_path):
     """A fresh op `jitkern_test::launchN` with this C++ source and launch function."""

@@ -12,11 +12,9 @@ from calls_of_ops import misses
 from helpers import one_in_four, programs_of, served
 
 from jitkern.declare import Cpp, kernel
-from jitkern.runtime import binding, specializer
+from jitkern.runtime import specializer
 from jitkern.runtime.programs import BACKOFF, TRACES
 from jitkern.trace.world import World
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
 TEXT = """extern "C" void put(double* o, double v) { *o = v; }"""
 X = torch.ones(2)

@@ -3,33 +3,8 @@
 import json
 
 import pytest
+from helpers import COUNTED_CALLS
 
-from jitkern.runtime import binding
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-# Counts what a call does beside computing: files opened, threads and processes started.
-COUNTED = """
-import collections, json, sys, torch
-{before}
-import jitkern.ops
-from jitkern.runtime import binding, specializer, programs
-counting = collections.Counter()
-told = ("open", "_thread.start_new_thread", "subprocess.Popen", "os.posix_spawn", "os.fork")
-sys.addaudithook(lambda event, _: event in told and counting.update([event]))
-x, y = torch.rand(16), torch.rand(16)
-for _ in range(3):
-    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
-    specializer.settle()
-counting.clear()
-before = [one.misses for one in programs.SLOTS]
-for _ in range(1000):
-    jitkern.ops.vec_add(x, y)
-seen = dict(counting)
-print(json.dumps({{
-    "seen": seen, "loaded": binding.runtime() is not None, "runtimes": jitkern.stats()["runtimes"],
-    "misses": sum(one.misses for one in programs.SLOTS) - sum(before),
-}}))
-"""
 NO_CODE = """
 from jitkern.runtime import code_page
 def refuse(code):
@@ -39,29 +14,29 @@ code_page.executable = refuse
 
 
 def counted(run_python, before="", **environment):
-    done = run_python(COUNTED.format(before=before), **environment)
+    done = run_python(COUNTED_CALLS.format(before=before), **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def test_its_calls_are_served_by_the_runtime_that_it_built(run_python):
-    found, stderr = counted(run_python)
-    assert (found, stderr) == ({"seen": {}, "loaded": True, "runtimes": 1, "misses": 0}, "")
-    found, _ = counted(run_python)
-    assert found == {"seen": {}, "loaded": True, "runtimes": 0, "misses": 0}
+    for built in (1, 0):
+        found, stderr = counted(run_python)
+        assert (found["costly"], found["loaded"], found["misses"], stderr) == ([], True, 0, "")
+        assert found["stats"]["runtimes"] == built
 
 
 @pytest.mark.long
 def test_without_a_c_compiler_calls_start_nothing(run_python):
     found, stderr = counted(run_python, CC="/nonexistent")
-    assert (found["seen"], found["loaded"]) == ({}, False)
+    assert (found["costly"], found["loaded"]) == ([], False)
     assert "no C compiler" in stderr and len(stderr.splitlines()) == 1
 
 
 @pytest.mark.long
 def test_without_executable_memory_calls_go_through_python(run_python):
     found, stderr = counted(run_python, NO_CODE)
-    assert (found["seen"], found["runtimes"]) == ({}, 0)
+    assert (found["costly"], found["stats"]["runtimes"]) == ([], 0)
     assert "this system allows no executable memory" in stderr
 
 

@@ -13,9 +13,7 @@ from helpers import programs_of
 import jitkern
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import CompileError, LaunchError
-from jitkern.runtime import binding, specializer
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+from jitkern.runtime import specializer
 
 _number = itertools.count()
 X = torch.arange(4.0)

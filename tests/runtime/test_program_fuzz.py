@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, ran
 
 import jitkern.ops  # noqa: F401  which announces the shipped ops
 from jitkern import jit
@@ -240,11 +240,8 @@ def test_a_changed_program_reads_and_writes_nothing_but_its_own(tmp_path):
     seeds = [*own_seeds(), *shipped_seeds()]
     sanitized = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize=alignment")
     program = compiled(tmp_path, seeds, "-DALONE", *sanitized, "-fno-sanitize-recover=all")
-    done = subprocess.run(
-        [program, str(TIMES), "1"], capture_output=True, text=True, check=False,
-        env={**os.environ, "LD_PRELOAD": "", "ASAN_OPTIONS": "allocator_may_return_null=1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    refused, leaked, *counts = map(int, done.stdout.split())
+    options = {"LD_PRELOAD": "", "ASAN_OPTIONS": "allocator_may_return_null=1"}
+    out = ran(program, str(TIMES), "1", env={**os.environ, **options})
+    refused, leaked, *counts = map(int, out.split())
     assert not leaked
     check(refused, counts, TIMES, seeds)

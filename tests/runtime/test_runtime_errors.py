@@ -9,12 +9,7 @@ from calls_of_ops import INC, SQUARE, X
 
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError, NotCached
-from jitkern.runtime import binding, specializer
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-
-
-# ------------------------------------------------------------------ typed errors
+from jitkern.runtime import specializer
 
 
 def test_not_cached_has_its_attributes_and_its_text_in_torch(scale):

@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,6 @@ from jitkern import config
 from jitkern.calls import record, signature
 from jitkern.errors import CacheError, NotCached
 from jitkern.runtime import binding, programs, specializer
-
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-
-
-# ------------------------------------------------------------------ settings, bounds, damage
 
 
 def test_a_block_that_prefers_another_kind_runs_in_python(scale):
@@ -111,11 +105,7 @@ def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
     assert misses(op) == before
 
 
-PROGRAMS = int(
-    re.search(r"PROGRAMS = (\d+)", Path(binding.__file__).with_name("runtime.c").read_text()).group(
-        1
-    )
-)
+PROGRAMS = int(re.search(r"PROGRAMS = (\d+)", binding.variant().source.text)[1])
 
 
 @pytest.mark.long

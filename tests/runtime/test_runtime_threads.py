@@ -11,7 +11,6 @@ from helpers import LONGEST, programs_of, run_threads
 
 from jitkern.runtime import binding, specializer
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 MEET = """
 #include <time.h>
 extern "C" void meet(long* together, long* entered, long seconds) {
@@ -21,9 +20,6 @@ extern "C" void meet(long* together, long* entered, long seconds) {
   *together = 1;
 }
 """
-
-
-# ------------------------------------------------------------------ threads and forks
 
 
 @pytest.fixture
@@ -64,7 +60,7 @@ def test_eight_threads_make_each_program_once(scale, square, appended):
 
 
 def test_another_threads_program_has_rejected_no_earlier_call(scale):
-    """One thread misses, and waits as it enters Python, while another one's program is appended."""
+    """A thread misses, and waits as it enters Python, while the program of another thread is appended."""
     op, in_python, appended = scale(), threading.Event(), threading.Event()
     builtin = torch._C._jit_get_operation(op.name)[0]
 

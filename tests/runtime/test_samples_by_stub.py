@@ -9,13 +9,10 @@ from jitkern import config
 from jitkern.calls.signature import tensors_in
 from jitkern.declare import discover
 from jitkern.launch.measure import copied
-from jitkern.runtime import binding, specializer
+from jitkern.runtime import specializer
 from jitkern.source.kinds import Extension
 
-pytestmark = [
-    pytest.mark.common_cache,
-    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
-]
+pytestmark = pytest.mark.common_cache
 
 
 def cases():
