@@ -61,6 +61,13 @@ def package(tmp_path):
 
 
 @pytest.fixture
+def source(package, monkeypatch):
+    """The source of its kernels, which this process may import."""
+    monkeypatch.syspath_prepend(package.parents[1])
+    return Triton("kernels.py", folder=str(package), package="keptlib.ops")
+
+
+@pytest.fixture
 def asked(run_python):
     """The blocks that another process finds, and whether it has asked the worker for them."""
 
@@ -180,16 +187,14 @@ FACTS = [
 
 
 @pytest.mark.parametrize("asks", one_in_four(FACTS, lambda text: f"fact{FACTS.index(text)}"))
-def test_a_fact_that_changes_within_a_process_counts(package, tmp_path, monkeypatch, asks):
+def test_a_fact_that_changes_within_a_process_counts(package, tmp_path, source, monkeypatch, asks):
     folder = tmp_path / "data"
     folder.mkdir()
     monkeypatch.setenv("T_ASK", "1")
     head = f"FOLDER = {str(folder)!r}\nDATA = FOLDER + '/data'\nWIDE = {asks}\n"
     text = head + KERNELS.replace("import torch\n", "").replace("WIDE =", "_ =")
     (package / "kernels.py").write_text("import os\n" + text)
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
     x = torch.zeros(200, device="meta")
-    monkeypatch.syspath_prepend(package.parents[1])
     found = []
     for wide in ("0", "1", "0", "1"):
         monkeypatch.setenv("T_WIDE", wide)
@@ -221,20 +226,14 @@ def test_functions_of_decorators_follow_edits_of_files(tmp_path, monkeypatch, ed
 
 
 @pytest.mark.long
-def test_one_import_may_serve_several_targets(package, monkeypatch):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
-    found = [
-        declared_in("t::k", source, "k", Target.parse(target_of(a))) for a in ("sm_80", "sm_90")
-    ]
-    assert found[0] == found[1]
+def test_one_import_may_serve_several_targets(source):
+    first, second = (Target.parse(target_of(arch)) for arch in ("sm_80", "sm_90"))
+    assert declared_in("t::k", source, "k", first) == declared_in("t::k", source, "k", second)
     assert len([*(jit.open_cache().root / "v1").glob("cuda-*/*declaration*")]) == 4  # two for each
 
 
 @pytest.mark.parametrize("way", ["never", "background"])
-def test_without_a_record_no_call_waits_for_an_import(package, monkeypatch, way):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
+def test_without_a_record_no_call_waits_for_an_import(source, way):
     with jitkern.using(compile=way), pytest.raises(NotCached, match="not cached"):
         declared_in("t::k", source, "k", TARGET, may_import=way == "never")
 
@@ -257,10 +256,8 @@ def test_an_import_has_the_facts_that_it_would_read_alone(package, monkeypatch):
     install(folder, "import os\nos.environ.get('OTHER')\n")
     monkeypatch.syspath_prepend(folder)
     text = KERNELS.replace("sizes(WIDE)", "[64]")
-    texts = [f"import othername\n{text}"] * 3 + [
-        text,
-        f"try: import absent\nexcept ImportError: pass\n{text}",
-    ]
+    absent = f"try: import absent\nexcept ImportError: pass\n{text}"
+    texts = [*[f"import othername\n{text}"] * 3, text, absent]
     found = []
     for number, text in enumerate(texts):
         (package / f"k{number}.py").write_text(text)
@@ -272,14 +269,11 @@ def test_an_import_has_the_facts_that_it_would_read_alone(package, monkeypatch):
 
 
 @pytest.mark.long
-def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypatch):
+def test_installed_code_counts_by_its_version_wherever_it_lies(package, source):
     """And the metadata of all that is installed, which some libraries read, is no fact."""
     folder = package.parents[1]
-    info = install(
-        folder, "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
-    )
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(folder)
+    text = "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
+    info = install(folder, text)
     text = KERNELS.replace("sizes(WIDE)", "[64]")
     (package / "kernels.py").write_text(f"__import__('other' + 'name')\n{text}")
     facts = dict(declared_in("t::k", source, "k", TARGET).facts)
@@ -292,22 +286,17 @@ def test_installed_code_counts_by_its_version_wherever_it_lies(package, monkeypa
 
 
 @pytest.mark.long
-def test_a_property_that_no_absent_gpu_tells_is_refused(package, monkeypatch):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
+def test_a_property_that_no_absent_gpu_tells_is_refused(package, source):
     asks = "str(torch.cuda.get_device_properties(0).uuid)"
     (package / "kernels.py").write_text(KERNELS.replace("WIDE =", f"WIDE = {asks} or"))
     with pytest.raises(CompileError, match="asks for `uuid`, which no absent GPU tells"):
         declared_in("t::k", source, "k", TARGET)
 
 
-def test_an_import_that_fails_is_refused_with_its_reason(package, monkeypatch):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
+def test_an_import_that_fails_is_refused_with_its_reason(package, source):
     (package / "kernels.py").write_text("import no_such_module\n" + KERNELS)
-    with pytest.raises(
-        CompileError, match=r"cannot import its kernels: .*kernels\.py.*no_such_module"
-    ):
+    says = r"cannot import its kernels: .*kernels\.py.*no_such_module"
+    with pytest.raises(CompileError, match=says):
         declared_in("t::k", source, "k", TARGET)
     (package / "kernels.py").write_text(KERNELS)
     assert declared_in("t::k", source, "k", TARGET).name == "k"
@@ -315,9 +304,7 @@ def test_an_import_that_fails_is_refused_with_its_reason(package, monkeypatch):
         declared_in("t::k", source, "l", TARGET)
 
 
-def test_an_unknown_field_of_a_configuration_is_refused(package, monkeypatch):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
+def test_an_unknown_field_of_a_configuration_is_refused(package, source):
     for field in ("pre_hook", "num_consumer_groups"):
         text = f"\nk.configs[0].{field} = 2\n"
         (package / "kernels.py").write_text(KERNELS + text)
@@ -332,9 +319,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("content", one_in_four(ODD))
-def test_a_record_that_says_nothing_is_made_again(package, monkeypatch, content):
-    source = Triton("kernels.py", folder=str(package), package="keptlib.ops")
-    monkeypatch.syspath_prepend(package.parents[1])
+def test_a_record_that_says_nothing_is_made_again(source, content):
     sound = declared_in("t::k", source, "k", TARGET)
     for path in (jit.open_cache().root / "v1").glob("cuda-*/*declaration*/manifest.json"):
         manifest = Manifest.decode(path.read_bytes())

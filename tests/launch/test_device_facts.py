@@ -1,11 +1,10 @@
 """Facts of the device in a launch function: traced, prewarmed and faked without a GPU."""
 
-import itertools
-
 import pytest
 import torch
 from fake_gpu import TARGET
-from helpers import needs_nvrtc, programs_of, served
+from helpers import needs_nvrtc, needs_runtime, programs_of, served
+from tuning import op_of
 
 from jitkern import jit
 from jitkern.calls import samples
@@ -18,7 +17,7 @@ from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
 from jitkern.prewarming.call_traces import traces_of
-from jitkern.runtime import binding, records
+from jitkern.runtime import records
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 
@@ -27,24 +26,10 @@ __global__ void note(float *y, const float *x, int a, int b) {}
 template <int N> __global__ void fixed(float *y, const float *x) {}
 """
 CPP = 'extern "C" void note(long *y, long n) { *y = n; }\n'
-_number = itertools.count()
 
 
-@pytest.fixture
-def on_cuda(tmp_path):
-    """Declare an op `(Tensor x) -> Tensor` for CUDA alone."""
-    (tmp_path / "k.cu").write_text(CU)
-
-    def declare(function):
-        op = kernel(
-            f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor",
-            cuda=Cuda(str(tmp_path / "k.cu")),
-        )
-        op.launch("cuda")(function)
-        op.samples(lambda device: iter([torch.ones(1000, device=device)]))
-        return op
-
-    return declare
+def on_cuda(launch):
+    return op_of(Cuda(text=CU), launch, sample=lambda device: torch.ones(1000, device=device))
 
 
 def persistent(k, x):
@@ -56,7 +41,7 @@ def persistent(k, x):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_asks_the_device_it_runs_on(on_cuda, gpu):
+def test_a_program_asks_the_device_it_runs_on(gpu):
     text = gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
     assert "= attribute 16" in text and "132" not in text
     for count in (132, 132):
@@ -67,7 +52,7 @@ def test_a_program_asks_the_device_it_runs_on(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_device_of_another_model_is_served_by_the_same_program(on_cuda, gpu):
+def test_a_device_of_another_model_is_served_by_the_same_program(gpu):
     gpu.tell("multiprocessors", 7)
     gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
     assert gpu.call(torch.ones(7))[2] == 14
@@ -75,7 +60,7 @@ def test_a_device_of_another_model_is_served_by_the_same_program(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_fact_as_a_template_argument_limits_the_devices(on_cuda, gpu):
+def test_a_fact_as_a_template_argument_limits_the_devices(gpu):
     def launch(k, x):
         y = torch.empty_like(x)
         k.fixed[{"N": k.multiprocessors}](y, x, grid=1, block=32)
@@ -90,7 +75,7 @@ def test_a_fact_as_a_template_argument_limits_the_devices(on_cuda, gpu):
 
 
 @needs_nvrtc
-def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
+def test_a_plan_is_kept_without_a_gpu_and_names_no_model():
     op = on_cuda(persistent)
     source, function = op.sources["cuda"][0], persistent
     needs = needs_of(op, source, "cuda", TARGET)
@@ -105,40 +90,28 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-def test_the_cpu_has_the_processors_of_this_process(tmp_path):
-    (tmp_path / "k.cpp").write_text(CPP)
-    op = kernel(
-        f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp"))
-    )
-
-    @op.launch("cpu")
-    def _(k, x):
+@needs_runtime
+def test_the_cpu_has_the_processors_of_this_process():
+    def launch(k, x):
         y = torch.empty(1, dtype=torch.int64, device=x.device)
         k.note(y, k.multiprocessors)
         return y
 
-    x = torch.ones(3)
+    op, x = op_of(Cpp(text=CPP), launch), torch.ones(3)
     assert served(op, x).item() == op(x).item() == parallelism.processors()
     assert programs_of(op).misses == 1
     assert op(x.to("meta")).shape == (1,)
 
 
-def test_a_fact_of_gpus_is_refused_on_the_cpu(tmp_path):
-    (tmp_path / "k.cpp").write_text(CPP)
-    op = kernel(
-        f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp"))
-    )
-    op.launch("cpu")(lambda k, x: torch.empty(k.l2_cache_size))
+def test_a_fact_of_gpus_is_refused_on_the_cpu():
+    op = op_of(Cpp(text=CPP), lambda k, x: torch.empty(k.l2_cache_size))
     with pytest.raises(LaunchError, match=r"`k.l2_cache_size` is a fact of GPUs.*if x.is_cuda"):
         op(torch.ones(3))
 
 
-def test_prewarm_takes_the_branch_of_the_device_that_it_is_for(tmp_path):
-    for name in ("k.cpp", "k.cu"):
-        (tmp_path / name).write_text(CPP)
-    sources = {"cuda": Cuda(str(tmp_path / "k.cu")), "cpu": Cpp(str(tmp_path / "k.cpp"))}
-    op = kernel(f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", **sources)
+def test_prewarm_takes_the_branch_of_the_device_that_it_is_for():
+    schema = "jitkern_facts::branches(Tensor x) -> Tensor"
+    op = kernel(schema, cuda=Cuda(text=CPP), cpu=Cpp(text=CPP))
 
     @op.launch("cuda", "cpu")
     def _(k, x):
@@ -171,7 +144,7 @@ def test_every_fact_is_known_for_every_target(gpu, monkeypatch):
 
 
 @needs_nvrtc
-def test_the_fake_takes_usual_numbers(on_cuda):
+def test_the_fake_takes_usual_numbers():
     assert on_cuda(persistent)(torch.ones(5, device="meta")).shape == (5,)
     usual = AbsentDevice(Target.parse("cuda-sm_90-cu130-torch2.11.0"))
     assert all(AbsentDevice().fact(name) == usual.fact(name) for name in FACTS)

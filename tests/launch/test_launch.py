@@ -18,15 +18,14 @@ from jitkern.target import Target
 from jitkern.trace.fast_check import with_fast_check
 
 CPU = torch.device("cpu")
+FILL = 'extern "C" void fill(T* x, long n, T value) { for (long i = 0; i < n; i++) x[i] = value; }'
 
 
 @pytest.fixture
 def kernels(tmp_path):
     folder = tmp_path / "k"
     folder.mkdir()
-    (folder / "k.cpp").write_text(
-        'extern "C" void fill(T* x, long n, T value) { for (long i = 0; i < n; i++) x[i] = value; }'
-    )
+    (folder / "k.cpp").write_text(FILL)
     return Kernels(Runner("test::k", Cpp("k.cpp", folder=str(folder)), Target.current("cpu"), CPU))
 
 
@@ -80,9 +79,8 @@ def test_an_unknown_keyword_is_refused(kernels):
 
 @pytest.mark.parametrize("grid", [(1,), 1, lambda meta: (1,), torch.float32])
 def test_a_grid_in_the_place_of_template_arguments_is_refused(kernels, grid):
-    with pytest.raises(
-        LaunchError, match=r"takes template arguments by name.*`k.fill\(…, grid=…\)`"
-    ):
+    says = r"takes template arguments by name.*`k.fill\(…, grid=…\)`"
+    with pytest.raises(LaunchError, match=says):
         kernels.fill[grid](torch.zeros(1), 1, 1.0)
 
 
@@ -115,14 +113,10 @@ def triton_source(tmp_path):
     [
         ((torch.empty(32), 16, 16, 0.5), ("*f32:16", "i32:16", "i32", "f32"), (0, 1, 2, 3)),
         ((torch.empty(32)[1:], 1, 1, 1.0), ("*f32", "1", "i32", "f32"), (0, 2, 3)),
-        (
-            (torch.empty(32, device="meta")[4:], 2**31, -(2**31), 2.0),
-            ("*f32:16", "i64:16", "i32", "f32"),
-            (0, 1, 2, 3),
-        ),
+        ((torch.empty(32, device="meta")[4:], 2**31, -(2**31), 2.0), ("*f32:16", "i64:16", "i32", "f32"), (0, 1, 2, 3)),
         ((None, 2**63, True, 2.0), ("None", "u64:16", "bool", "f32"), (1, 2, 3)),
     ],
-)
+)  # fmt: skip
 def test_triton_specialises_as_triton_does(triton_source, args, signature, kept):
     call = Call("k", (("B", 64),), args, {"grid": 1, "num_warps": 8})
     variant, found = variant_of("test::k", triton_source, call)
@@ -204,9 +198,8 @@ def by_globals(k):
 def test_a_function_with_a_check_reads_the_names_of_its_module(launch, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "COUNT", None)
     results = [with_fast_check(launch)(None) for _ in range(3)]
-    assert (
-        results == {counts: [1, 2, 3], by_a_function: [7] * 3, by_globals: [SIZES_OF] * 3}[launch]
-    )
+    wanted = {counts: [1, 2, 3], by_a_function: [7] * 3, by_globals: [SIZES_OF] * 3}
+    assert results == wanted[launch]
 
 
 def test_a_function_whose_names_keep_changing_runs_itself(monkeypatch):
@@ -246,9 +239,8 @@ def test_inputs_of_tune_may_have_no_hash(checks):
     def launch(k, x):
         return torch._check(True) if checks else x
 
-    tuned = Tuned(
-        launch, Tuning(lambda x: [{}], inputs=Inputs()), Signature("test::f(int x) -> int")
-    )
+    tuning, signature = Tuning(lambda x: [{}], inputs=Inputs()), Signature("test::f(int x) -> int")
+    tuned = Tuned(launch, tuning, signature)
     assert with_fast_check(tuned)(Kernels(ignore), 3) == (None if checks else 3)
 
 
@@ -277,12 +269,8 @@ def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
         reference: tuple = ("", "", "")
         meta: dict = {"symbol": "k", "parameters": []}
 
-    runner = Runner(
-        "test::k",
-        Cuda("k.cu", folder=str(tmp_path)),
-        Target.parse(H100),
-        torch.device("cuda", 0),
-    )
+    source, device = Cuda("k.cu", folder=str(tmp_path)), torch.device("cuda", 0)
+    runner = Runner("test::k", source, Target.parse(H100), device)
     monkeypatch.setattr(Runner, "loaded", lambda self, variant: Loaded())
     k = Kernels(runner)
     for keywords, says in [({}, "`grid` must be one to three sizes, got None"), ({"grid": 1}, "`block` must be"), ({"grid": 2**31, "block": 1}, "`grid`"),

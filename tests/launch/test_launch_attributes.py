@@ -1,43 +1,33 @@
 """Dynamic shared memory, clusters of 16 and the carve-out: set once for a kernel and a device."""
 
 import ctypes
-import itertools
 
 import pytest
 import torch
 from fake_gpu import TARGET
 from helpers import needs_nvrtc
+from tuning import op_of
 
 from jitkern import jit
-from jitkern.declare import Cuda, kernel
+from jitkern.declare import Cuda
 from jitkern.loading.cuda_driver import CudaFunction
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.call_traces import refused_by
 
 SHARED, CARVEOUT, NON_PORTABLE = 8, 9, 14
 CU = "__global__ void k(float *y, const float *x) {}\n"
-_number = itertools.count()
 
 
-@pytest.fixture
-def on_cuda(tmp_path):
-    (tmp_path / "k.cu").write_text(CU)
+def on_cuda(asked=lambda n: {}):
+    def launch(k, x, n):
+        y = torch.empty_like(x)
+        k.k(y, x, grid=16, block=32, **asked(n))
+        return y
 
-    def declare(asked=lambda n: {}):
-        def launch(k, x, n):
-            y = torch.empty_like(x)
-            k.k(y, x, grid=16, block=32, **asked(n))
-            return y
-
-        op = kernel(
-            f"jitkern_attributes::f{next(_number)}(Tensor x, int n) -> Tensor",
-            cuda=Cuda(str(tmp_path / "k.cu")),
-        )
-        op.launch("cuda")(launch)
-        op.samples(lambda device: iter([(torch.ones(8, device=device), 100)]))
-        return op
-
-    return declare
+    return op_of(
+        Cuda(text=CU), launch, schema="(Tensor x, int n) -> Tensor",
+        sample=lambda device: (torch.ones(8, device=device), 100),
+    )  # fmt: skip
 
 
 META = torch.ones(8, device="meta")
@@ -51,25 +41,19 @@ def attributes(gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_asks_for_shared_memory_once_never_for_less(on_cuda, gpu):
+def test_a_program_asks_for_shared_memory_once_never_for_less(gpu):
     gpu.learn(on_cuda(lambda n: {"smem": n * 1024}), (META, 100))
-    for n, sets, limit in (
-        (10, 0, {}),
-        (40, 1, 40),  # with static shared memory it may be more than 48 KB
-        (100, 2, 100),
-        (60, 2, 100),
-        (100, 2, 100),
-        (200, 3, 200),
-        (100, 3, 200),
-    ):
+    # With static shared memory, 40 KB may be more than 48.
+    limits = [(10, 0), (40, 40), (100, 100), (60, 100), (100, 100), (200, 200), (100, 200)]
+    for n, limit in limits:
         assert gpu.call(X, n)
-        assert gpu.sets == sets
         assert attributes(gpu) == ({SHARED: limit * 1024} if limit else {})
+    assert gpu.sets == 3
 
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_leaves_pythons_higher_limit_alone(on_cuda, gpu):
+def test_a_program_leaves_pythons_higher_limit_alone(gpu):
     gpu.learn(on_cuda(lambda n: {"smem": n * 1024}), (META, 100))
     python = CudaFunction(b"", {"parameters": ["*f32", "*f32"], "symbol": "k"}, "`k`", ("", "", ""))
     one = (1, 1, 1)
@@ -80,25 +64,19 @@ def test_a_program_leaves_pythons_higher_limit_alone(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_allows_clusters_of_16_and_a_carve_out_once(on_cuda, gpu):
+def test_a_program_allows_clusters_of_16_and_a_carve_out_once(gpu):
     gpu.learn(on_cuda(lambda n: {"cluster": n, "carveout": 100 - n}), (META, 8))
-    for n, sets, wide, carveout in (
-        (8, 1, 0, 92),
-        (8, 1, 0, 92),
-        (16, 3, 1, 84),
-        (16, 3, 1, 84),
-        (2, 4, 1, 98),
-    ):
-        assert gpu.call(X, n)
-        assert gpu.array("cluster", ctypes.c_uint, 3) == [n, 1, 1]
-        wanted = {CARVEOUT: carveout, **({NON_PORTABLE: 1} if wide else {})}
-        assert (gpu.sets, attributes(gpu)) == (sets, wanted)
+    for n, sets, wide in ((8, 1, {}), (16, 3, {NON_PORTABLE: 1}), (2, 4, {NON_PORTABLE: 1})):
+        for _ in range(2):
+            assert gpu.call(X, n)
+            assert gpu.array("cluster", ctypes.c_uint, 3) == [n, 1, 1]
+            assert (gpu.sets, attributes(gpu)) == (sets, {CARVEOUT: 100 - n, **wide})
     assert gpu.call(X, 101) is None  # a carve-out below 0: the message is Python's
 
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_launch_that_names_none_of_them_sets_nothing(on_cuda, gpu):
+def test_a_launch_that_names_none_of_them_sets_nothing(gpu):
     gpu.learn(on_cuda(), (META, 8))
     assert gpu.call(X, 8) and not gpu.sets and not gpu.queries
 
@@ -117,7 +95,7 @@ def test_the_python_launcher_sets_each_once(gpu):
 
 @needs_nvrtc
 @pytest.mark.parametrize("carveout", [-1, 101, 2.5, True], ids=str)
-def test_a_carve_out_that_is_no_percentage_is_refused(on_cuda, carveout):
+def test_a_carve_out_that_is_no_percentage_is_refused(carveout):
     op = on_cuda(lambda n: {"carveout": carveout})
     source = op.sources["cuda"][0]
     for variant in needs_of(op, source, "cuda", TARGET).variants:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import H100, served
-from tuning import ways
+from helpers import H100, needs_runtime, served
+from tuning import op_of, ways
 
 import jitkern
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
@@ -17,7 +17,7 @@ from jitkern.errors import DeclarationError, LaunchError
 from jitkern.jit import key_of
 from jitkern.launch.runner import Runner
 from jitkern.op.needed_kernels import needs_of
-from jitkern.runtime import binding, specializer
+from jitkern.runtime import specializer
 from jitkern.runtime.freshness import declaration_of
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -55,19 +55,11 @@ SIDE_BY_SIDE = {
 }
 
 
-@pytest.fixture
-def op(tmp_path):
-    """An op with this launch function, and what its calls do in Python, and then in C."""
-
-    def op(launch, schema="(Tensor x) -> Tensor", reference=torch.clone, **options):
-        file = tmp_path / "k.cpp"
-        file.write_text(SOURCE)
-        new = kernel(f"jitkern_strides::f{next(_number)}{schema}", cpu=Cpp(str(file), **options))
-        new.launch("cpu")(launch)
-        new.reference(reference)
-        return new
-
-    return op
+def op(launch, schema="(Tensor x) -> Tensor", reference=torch.clone, **options):
+    """An op with this launch function."""
+    new = op_of(Cpp(text=SOURCE, **options), launch, schema=schema)
+    new.reference(reference)
+    return new
 
 
 def bare(k, x):
@@ -108,7 +100,7 @@ def refused(op, *args, what="not contiguous"):
 
 
 @pytest.mark.parametrize("launch", [bare, alike, untraced])
-def test_a_tensor_that_is_not_contiguous_is_refused(op, launch):
+def test_a_tensor_that_is_not_contiguous_is_refused(launch):
     naive = op(launch)
     refused(naive, X.T)
     for x in APART.values():
@@ -118,7 +110,7 @@ def test_a_tensor_that_is_not_contiguous_is_refused(op, launch):
         refused(naive, x)
 
 
-def test_the_error_says_what_to_write(op):
+def test_the_error_says_what_to_write():
     naive = op(bare)
     with pytest.raises(LaunchError) as raised:
         naive(X.T)
@@ -133,20 +125,20 @@ def test_the_error_says_what_to_write(op):
 
 
 @pytest.mark.parametrize("launch", [bare, alike])
-def test_what_is_contiguous_for_torch_is_passed(op, launch):
+def test_what_is_contiguous_for_torch_is_passed(launch):
     naive = op(launch)
     for x in SIDE_BY_SIDE.values():
         assert torch.equal(served(naive, x), x)
 
 
-def test_a_copy_is_right(op):
+def test_a_copy_is_right():
     mine = op(careful)
     for x in APART.values():
         assert torch.equal(served(mine, x), x)
         assert torch.equal(served(mine, X), X)
 
 
-def test_a_program_looks_once_at_each_tensor(op):
+def test_a_program_looks_once_at_each_tensor():
     for launch in (bare, alike, careful):
         mine = op(launch)
         runner = Runner(mine.name, mine.sources["cpu"][0], Target.current("cpu"), X.device)
@@ -177,7 +169,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_question_about_strides_changes_nothing(op, ask):
+def test_a_question_about_strides_changes_nothing(ask):
     def launch(k, x):
         ask(x)
         return bare(k, x)
@@ -190,7 +182,7 @@ def test_a_question_about_strides_changes_nothing(op, ask):
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_views_and_new_memory_are_held_to_it(op, view):
+def test_views_and_new_memory_are_held_to_it(view):
     def launch(k, x):
         x.is_contiguous(), x.stride()
         return bare(k, view(x))
@@ -212,7 +204,7 @@ def test_views_and_new_memory_are_held_to_it(op, view):
     ],
     ids=["rows", "columns", "broadcast", "transposed"],
 )
-def test_a_view_of_a_contiguous_tensor_is_held_to_it(op, view, contiguous):
+def test_a_view_of_a_contiguous_tensor_is_held_to_it(view, contiguous):
     def launch(k, x):
         return bare(k, view(x.contiguous()))
 
@@ -223,7 +215,7 @@ def test_a_view_of_a_contiguous_tensor_is_held_to_it(op, view, contiguous):
         refused(mine, X)
 
 
-def test_each_argument_is_looked_at(op):
+def test_each_argument_is_looked_at():
     matvec = op(rows_of, "(Tensor x, Tensor w) -> Tensor", torch.mv)
     apart = torch.arange(12.0)[::2]
     assert torch.equal(served(matvec, X, X[0]), X @ X[0])
@@ -232,7 +224,7 @@ def test_each_argument_is_looked_at(op):
     refused(matvec, X.T[:, :3], X[0, :3], what=r"argument 2 \(`const T\* x`\)")
 
 
-def test_a_kernel_that_takes_any_strides_gets_them(op):
+def test_a_kernel_that_takes_any_strides_gets_them():
     free = op(bare, strided=True)
     for x in APART.values():
         if x.numel() <= X.numel():  # more would be read than there is
@@ -241,20 +233,19 @@ def test_a_kernel_that_takes_any_strides_gets_them(op):
                 assert torch.equal(served(free, each).view(-1), first)
 
 
-def test_a_kernel_that_walks_over_strides_is_right(op):
+def test_a_kernel_that_walks_over_strides_is_right():
     def launch(k, x, w):
         return rows_of(k, x[:, : w.shape[0]], w.contiguous())
 
-    matvec = op(
-        launch, "(Tensor x, Tensor w) -> Tensor", lambda x, w: x[:, : w.shape[0]] @ w, strided=True
-    )
+    reference = lambda x, w: x[:, : w.shape[0]] @ w
+    matvec = op(launch, "(Tensor x, Tensor w) -> Tensor", reference, strided=True)
     apart = torch.arange(12.0)[::2]
     for x in (X, X.T, X[:, ::2], X[:1].expand(4, 6), X[1:, 1:]):
         for w in (apart[:3], apart[:1].expand(2), X[0, :2]):
             assert torch.equal(served(matvec, x, w), x[:, : len(w)] @ w)
 
 
-def test_an_argument_to_change_is_refused_unchanged(op):
+def test_an_argument_to_change_is_refused_unchanged():
     def fill_(k, out, x):
         k.copy[{"T": x.dtype}](out, x, x.numel())
 
@@ -268,7 +259,7 @@ def test_an_argument_to_change_is_refused_unchanged(op):
     refused(fill_, memory[:, ::2], X)
 
 
-def test_tensors_of_a_list_are_held_to_it(op):
+def test_tensors_of_a_list_are_held_to_it():
     def first(k, xs):
         return bare(k, xs[0])
 
@@ -277,7 +268,7 @@ def test_tensors_of_a_list_are_held_to_it(op):
     refused(mine, [X.T, X])
 
 
-def test_a_gradient_that_is_expanded_is_refused(op):
+def test_a_gradient_that_is_expanded_is_refused():
     mine, backward = op(careful), op(bare, "(Tensor grad) -> Tensor")
     mine.backward(backward)
     x = X.clone().requires_grad_()
@@ -290,7 +281,7 @@ def test_a_gradient_that_is_expanded_is_refused(op):
 
 
 @pytest.mark.long
-def test_compiled_calls_are_held_to_it(op):
+def test_compiled_calls_are_held_to_it():
     torch._dynamo.reset()
     mine = op(bare)
     compiled = torch.compile(lambda x: mine(x) + 1, fullgraph=True, backend="aot_eager")
@@ -325,7 +316,7 @@ def _(k, x):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+@needs_runtime
 def test_a_process_that_finds_a_record_is_held_to_it(tmp_path, run_python):
     def call(x):
         done = run_python(CALL.format(x=x), PYTHONPATH=str(tmp_path))
@@ -406,12 +397,8 @@ def test_strided_is_no_part_of_a_kernel(tmp_path):
     (tmp_path / "k.cpp").write_text(SOURCE)
     sources = [Cpp("k.cpp", folder=str(tmp_path), strided=strided) for strided in (False, True)]
     assert sources[0] != sources[1]
-    template = (("T", "f32"),)
-    keys = {
-        key_of(Variant("test::k", s, "copy", template), Target.current("cpu")).digest
-        for s in sources
-    }
-    assert len(keys) == 1
+    variants = [Variant("test::k", source, "copy", (("T", "f32"),)) for source in sources]
+    assert len({key_of(variant, Target.current("cpu")).digest for variant in variants}) == 1
     assert len({*map(declaration_of, sources)}) == 2  # for launch records
     Cuda("k.cu", strided=True), Triton("k.py", strided=True)
     with pytest.raises(DeclarationError, match="strided=True.*no Extension"):
@@ -420,7 +407,7 @@ def test_strided_is_no_part_of_a_kernel(tmp_path):
         Cpp("k.cpp", strided="yes")
 
 
-def checked(op, launch, **options):
+def checked(launch, **options):
     """What `jitkern check` finds about an op with this launch function and one sample."""
     mine = op(launch, "(Tensor x, Tensor w) -> Tensor", torch.mv, **options)
     mine.samples(lambda _: [(X, X[0])])
@@ -428,7 +415,7 @@ def checked(op, launch, **options):
 
 
 @pytest.mark.long
-def test_check_finds_a_kernel_that_reads_other_elements(op):
+def test_check_finds_a_kernel_that_reads_other_elements():
     def one_stride(k, x, w):
         out, w = torch.empty(x.shape[:1]), w.contiguous()
         k.dot[{"T": x.dtype}](out, x, w, *x.shape, x.stride(0), 1)
@@ -438,27 +425,27 @@ def test_check_finds_a_kernel_that_reads_other_elements(op):
         (one_stride, r"`x` transposed, with strides \[1, 4\]"),
         (rows_of, r"`w` sliced, with strides \[2\]"),
     ):
-        row = checked(op, launch, strided=True)
+        row = checked(launch, strided=True)
         assert row.ok is False
         says = what + r", \(float32\[4, 6\], float32\[6\]\): out\[\d\]: got "
         assert re.match(says, row.note), row
 
 
-def test_check_fails_for_a_layout_that_no_kernel_takes(op):
-    row = checked(op, rows_of)
+def test_check_fails_for_a_layout_that_no_kernel_takes():
+    row = checked(rows_of)
     assert row.ok is False
     assert row.note.startswith("`x` transposed, with strides [1, 4]: ")
-    assert "`dot` of jitkern_strides::" in row.note
+    assert "`dot` of jitkern_launch::" in row.note
     assert "write `x = x.contiguous()` in the launch function" in row.note
 
 
 @pytest.mark.long
-def test_check_tells_what_an_author_refuses(op):
+def test_check_tells_what_an_author_refuses():
     def launch(k, x, w):
         torch._check(w.is_contiguous(), lambda: "w must be contiguous")
         return rows_of(k, x, w)
 
-    row = checked(op, launch, strided=True)
+    row = checked(launch, strided=True)
     assert row.ok
     assert row.note.splitlines() == [
         "1 sample, max error 0.00 eps; refused: `w` sliced, `w` expanded",

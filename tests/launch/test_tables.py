@@ -1,23 +1,21 @@
 """Tables of tensors as parameters of CUDA kernels, compiled for a GPU that is not here."""
 
-import itertools
 import struct
 
 import pytest
 import torch
-from fake_gpu import FakeGpu
-from helpers import H100, needs_nvrtc
+from helpers import needs_nvrtc
+from tuning import GPU as TARGET, op_of
 
 from jitkern import jit
 from jitkern.calls.samples import Sample
-from jitkern.declare import Cuda, kernel
+from jitkern.declare import Cuda
 from jitkern.errors import LaunchError
 from jitkern.launch.arguments import checked
 from jitkern.launch.kernels import Kernels, ignore
 from jitkern.launch.resources.tables import Table
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming.call_traces import refused_by, traces_of
-from jitkern.target import Target
 
 STEP = """
 #include "tensor_table.h"
@@ -29,22 +27,17 @@ __global__ void step(const __grid_constant__ jitkern::Table<T, N> p,
     p.data[c.tensor][i] = (T)((float)p.data[c.tensor][i] - lr * (float)g.data[c.tensor][i]);
 }
 """
-TARGET = Target.parse(H100)
-_number = itertools.count()
 
 
 @pytest.fixture
 def step():
-    name = f"jitkern_test::step{next(_number)}_"
-    op = kernel(f"{name}(Tensor(a!)[] ps, Tensor[] gs, float lr) -> ()", cuda=Cuda(text=STEP))
-
-    @op.launch("cuda")
-    def _(k, ps, gs, lr):
+    def launch(k, ps, gs, lr):
         for p, g in k.tables(ps, gs, chunk=1000):
             template = {"T": p.dtype, "U": g.dtype, "N": p.capacity}
             k.step[template](p, g, lr, grid=p.chunks, block=256)
 
-    return op
+    schema = "(Tensor(a!)[] ps, Tensor[] gs, float lr) -> ()"
+    return op_of(Cuda(text=STEP), launch, schema=schema)
 
 
 def meta(count, dtype=torch.float32):
@@ -66,11 +59,9 @@ def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
     assert not reasons
     names = [instruction.name for instruction in traced.trace.steps]
     assert (names.count("LAUNCH"), names.count("TABULATE")) == (1, 1)
-    other = traces_of(
-        step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)], {}
-    ).traces
-    same = other[0].trace.program == traced.trace.program
-    assert same, "one program for other lengths, ranks and sizes"
+    shorter = meta(200), meta(200, torch.bfloat16), 2.0
+    (other,) = traces_of(step, source, TARGET, [shorter], {}).traces
+    assert other.trace.program == traced.trace.program, "one for other lengths, ranks and sizes"
 
 
 BOTH = """
@@ -87,14 +78,8 @@ __global__ void both(T *out, const __grid_constant__ jitkern::Table<const T, N> 
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkeypatch):
-    op = kernel(
-        f"jitkern_test::both{next(_number)}(Tensor[] xs, Tensor[] ys, Tensor w) -> Tensor",
-        cuda=Cuda(text=BOTH),
-    )
-
-    @op.launch("cuda")
-    def _(k, xs, ys, w):
+def test_a_program_passes_tables_and_a_tensor_map_to_one_kernel(gpu):
+    def launch(k, xs, ys, w):
         out = torch.empty(1, dtype=w.dtype, device=w.device)
         for x, y in k.tables(xs, ys, chunk=1000):
             of_w = k.tensor_map(w, (16, 64))
@@ -102,11 +87,9 @@ def test_a_program_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkey
             k.both[template](out, x, of_w, w.shape[0], y, grid=x.chunks, block=32)
         return out
 
-    meta_w = torch.ones(20, 64, device="meta")
-    call = meta(3)[1:], meta(3)[1:], meta_w
-    op.samples(lambda device: iter([call]))
-    gpu = FakeGpu(tmp_path, monkeypatch)
-    gpu.learn(op, call)
+    call = meta(3)[1:], meta(3)[1:], torch.ones(20, 64, device="meta")
+    schema = "(Tensor[] xs, Tensor[] ys, Tensor w) -> Tensor"
+    gpu.learn(op_of(Cuda(text=BOTH), launch, schema=schema, sample=lambda _: call), call)
     for sizes in ((5, 1001), (3,), (0, 2500, 7)):
         xs, ys = ([torch.ones(n) for n in sizes] for _ in range(2))
         w = torch.ones(16 + len(sizes), 64)

@@ -1,15 +1,15 @@
 """`k.tensor_map`: descriptors for TMA, made by programs and by the Python launcher."""
 
-import itertools
 import struct
 
 import pytest
 import torch
 from fake_gpu import TARGET
 from helpers import needs_nvrtc
+from tuning import op_of
 
 from jitkern import jit
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cpp, Cuda
 from jitkern.errors import LaunchError
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
@@ -34,28 +34,16 @@ template <typename T> __global__ void tile(T *out, const __grid_constant__ CUten
 }
 """
 BF16, U8, F32 = torch.bfloat16, torch.uint8, torch.float32
-_number = itertools.count()
 
 
-@pytest.fixture
-def on_cuda(tmp_path):
-    (tmp_path / "k.cu").write_text(CU)
+def on_cuda(of=lambda k, x: k.tensor_map(x, (16, 64))):
+    def launch(k, x):
+        out = torch.empty(16 * 64, dtype=x.dtype, device=x.device)
+        k.tile[{"T": x.dtype}](out, of(k, x), 3, grid=1, block=128)
+        return out
 
-    def declare(of=lambda k, x: k.tensor_map(x, (16, 64))):
-        op = kernel(
-            f"jitkern_maps::f{next(_number)}(Tensor x) -> Tensor", cuda=Cuda(str(tmp_path / "k.cu"))
-        )
-
-        @op.launch("cuda")
-        def _(k, x):
-            out = torch.empty(16 * 64, dtype=x.dtype, device=x.device)
-            k.tile[{"T": x.dtype}](out, of(k, x), 3, grid=1, block=128)
-            return out
-
-        op.samples(lambda device: iter([torch.ones(100, 64, device=device, dtype=BF16)]))
-        return op
-
-    return declare
+    sample = lambda device: torch.ones(100, 64, device=device, dtype=BF16)
+    return op_of(Cuda(text=CU), launch, sample=sample)
 
 
 META = torch.ones(100, 64, dtype=BF16, device="meta")
@@ -69,15 +57,11 @@ def made(noted):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_program_makes_the_map_of_each_call(on_cuda, gpu):
-    text = gpu.learn(
-        on_cuda(
-            lambda k, x: k.tensor_map(
-                x, (16, 64), swizzle="128B", l2_promotion="256B", oob_fill="nan"
-            )
-        ),
-        (META,),
-    )
+def test_a_program_makes_the_map_of_each_call(gpu):
+    def of(k, x):
+        return k.tensor_map(x, (16, 64), swizzle="128B", l2_promotion="256B", oob_fill="nan")
+
+    text = gpu.learn(on_cuda(of), (META,))
     assert text.count("tensor_map ") == 1
     for shape in ((100, 64), (7, 64), (33, 4096)):
         x = torch.ones(shape, dtype=BF16)
@@ -90,7 +74,7 @@ def test_a_program_makes_the_map_of_each_call(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_call_that_breaks_a_rule_of_tma_goes_to_python(on_cuda, gpu):
+def test_a_call_that_breaks_a_rule_of_tma_goes_to_python(gpu):
     gpu.learn(on_cuda(), (META,))
     wide = torch.ones(100, 128, dtype=BF16)
     assert made(gpu.call(wide[:, :64])[1])[3] == [256]  # rows apart are fine
@@ -103,23 +87,18 @@ def test_a_call_that_breaks_a_rule_of_tma_goes_to_python(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_map_of_a_view_and_of_an_allocation(on_cuda, gpu):
+def test_a_map_of_a_view_and_of_an_allocation(gpu):
     def of(k, x):
         return k.tensor_map(x[4:].view(-1, 8, 64), (4, 8, 64))
 
     text = gpu.learn(on_cuda(of), (META,))
     x = torch.ones(44, 64, dtype=BF16)
     noted = gpu.call(x)[1]
-    assert made(noted) == (
-        [9, 3, x.data_ptr() + 4 * 2 * 64, 0, 0, 0],
-        [64, 8, 5],
-        [64, 8, 4],
-        [128, 1024],
-    )
+    head = [9, 3, x.data_ptr() + 4 * 2 * 64, 0, 0, 0]
+    assert made(noted) == (head, [64, 8, 5], [64, 8, 4], [128, 1024])
     assert "tensor_map memory+0, 9, 3," in text
-    text = gpu.learn(
-        on_cuda(lambda k, x: k.tensor_map(torch.empty_like(x), (16, 64))), (META,), slot=1
-    )
+    op = on_cuda(lambda k, x: k.tensor_map(torch.empty_like(x), (16, 64)))
+    text = gpu.learn(op, (META,), slot=1)
     assert made(gpu.call(x, slot=1)[1])[1] == [64, 44] and "allocate" in text
 
 
@@ -137,23 +116,17 @@ def test_the_python_launcher_passes_the_drivers_bytes(gpu):
     options = options_of(TARGET, x, (8, 16), "64B", "none", "zeros")
     layout = layout_of(x)
     encoded = cuda_driver.encoded_map(options, x.data_ptr(), layout.sizes, layout.strides, (16, 8))
-    assert made(list(struct.unpack("16Q", encoded))) == (
-        [7, 2, x.data_ptr(), 2, 0, 0],
-        [64, 20],
-        [16, 8],
-        [256],
-    )
+    head = [7, 2, x.data_ptr(), 2, 0, 0]
+    assert made(list(struct.unpack("16Q", encoded))) == (head, [64, 20], [16, 8], [256])
     parameters = ["*f32", "tensor_map", "i32", "tensor_map", "f64"]
-    function = cuda_driver.CudaFunction(
-        b"", {"parameters": parameters, "symbol": "k"}, "`k`", ("", "", "")
-    )
+    meta = {"parameters": parameters, "symbol": "k"}
+    function = cuda_driver.CudaFunction(b"", meta, "`k`", ("", "", ""))
     gpu.expect(parameters[:4])
     other = encoded[::-1]
     one = (1, 1, 1)
     for row in (5, 6):
-        function.launch(
-            [x.data_ptr(), encoded, row, other, 1.5], 0, 0, one, one, 0, None, False, False
-        )
+        arguments = [x.data_ptr(), encoded, row, other, 1.5]
+        function.launch(arguments, 0, 0, one, one, 0, None, False, False)
         address, first, number, second = gpu.launched()
         assert (address, number) == (x.data_ptr(), row)
         assert (struct.pack("16Q", *first), struct.pack("16Q", *second)) == (encoded, other)
@@ -164,7 +137,7 @@ def test_the_python_launcher_passes_the_drivers_bytes(gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_parameter_that_is_a_tensor_map_takes_nothing_else(on_cuda):
+def test_a_parameter_that_is_a_tensor_map_takes_nothing_else():
     op = on_cuda(lambda k, x: x)
     source = op.sources["cuda"][0]
     (variant,) = needs_of(op, source, "cuda", TARGET).variants
@@ -223,17 +196,13 @@ def test_a_gpu_without_tma_is_refused_in_prewarm_and_fake(arch):
         AbsentDevice(TARGET._replace(arch=arch)).tensor_map(META, (16, 64), "none", "none", "zeros")
 
 
-def test_the_cpu_has_no_tma(tmp_path):
-    (tmp_path / "k.cpp").write_text('extern "C" void k() {}\n')
-    op = kernel(
-        f"jitkern_maps::f{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp"))
-    )
-    op.launch("cpu")(lambda k, x: k.tensor_map(x, (4,)))
+def test_the_cpu_has_no_tma():
+    op = op_of(Cpp(text='extern "C" void k() {}\n'), lambda k, x: k.tensor_map(x, (4,)))
     with pytest.raises(LaunchError, match="GPUs from sm_90 on, and this launch is for cpu-"):
         op(torch.ones(4))
 
 
 @needs_nvrtc
-def test_a_fake_makes_no_map(on_cuda):
+def test_a_fake_makes_no_map():
     assert on_cuda()(META).shape == (1024,)
     assert repr(TensorMap(META, b"")) == "k.tensor_map(...)"

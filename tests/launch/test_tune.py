@@ -2,20 +2,14 @@
 
 import pytest
 import torch
-from helpers import served
+from helpers import by_python, needs_runtime, served
 from tuning import HERE, Clock, choices, double, length, ways, ways_built
 
 from jitkern import config, jit
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import measure
-from jitkern.launch.kernels import Kernels
-from jitkern.launch.runner import Runner
-from jitkern.runtime import binding, specializer
+from jitkern.runtime import specializer
 from jitkern.source.kinds import Variant
-
-needs_runtime = pytest.mark.skipif(
-    not binding.runtime(), reason="no launch runtime on this platform"
-)
 
 # ------------------------------------------------------------------ choosing
 
@@ -194,11 +188,9 @@ def test_a_configuration_that_is_refused_is_left_out(declare, clock):
 
 def test_none_that_compiles_is_an_error_with_the_reason(declare, clock):
     op = declare(double, lambda x: [{"WAY": 13}, {"WAY": 13, "B": 1}])
-    with pytest.raises(
-        LaunchError, match="none of the 2 configurations of its launch function"
-    ) as e:
+    says = "(?s)none of the 2 configurations of its launch.*a configuration that does not compile"
+    with pytest.raises(LaunchError, match=says):
         op(torch.ones(2))
-    assert "a configuration that does not compile" in str(e.value)
 
 
 def test_without_a_compiler_the_reference_runs(declare, clock):
@@ -211,9 +203,8 @@ def test_without_a_compiler_the_reference_runs(declare, clock):
 
 def test_config_without_configurations_says_what_to_add(declare):
     op = declare(double, None)
-    with pytest.raises(
-        DeclarationError, match=r"jitkern_tune::f\d+ for cpu.*reads `k.config`.*add `.tune`"
-    ):
+    says = r"jitkern_tune::f\d+ for cpu.*reads `k.config`.*add `.tune`"
+    with pytest.raises(DeclarationError, match=says):
         op(torch.ones(2))
 
 
@@ -238,13 +229,7 @@ def test_what_a_tune_function_may_not_give_is_named(declare, configurations, key
 def test_an_attribute_error_of_a_key_is_its_own(declare):
     op = declare(double, ways, key=lambda x: x.nothing)
     with pytest.raises(AttributeError, match="nothing"):
-        op.launch_function(op.sources["cpu"][0], "cpu")(
-            kernels_of(op), torch.ones(2)
-        )  # fmt: skip
-
-
-def kernels_of(op):
-    return Kernels(Runner(op.name, op.sources["cpu"][0], HERE, torch.device("cpu")))
+        by_python(op, op.sources["cpu"][0], "cpu", torch.ones(2))
 
 
 @pytest.mark.long
@@ -284,9 +269,8 @@ def test_where_nothing_may_be_compiled_the_first_serves(declare, clock, caplog, 
 def test_what_was_not_chosen_is_not_kept_as_a_plan(declare, clock):
     op = declare(double, ways)
     with config.using(compile="background"):
-        jit.ensure(
-            Variant(op.name, op.sources["cpu"][0], "scale", (("T", "f32"), ("WAY", 1))), HERE
-        )
+        variant = Variant(op.name, op.sources["cpu"][0], "scale", (("T", "f32"), ("WAY", 1)))
+        jit.ensure(variant, HERE)
         served(op, torch.ones(2))
     assert not [p for p in jit.open_cache().paths() if ".call" in p.name]
 

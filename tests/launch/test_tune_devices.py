@@ -3,10 +3,10 @@
 import pytest
 import torch
 from helpers import needs_nvrtc, programs_of, served
-from tuning import GPU, HERE, ROWS, Clock, _number, double, length, ways
+from tuning import GPU, HERE, ROWS, Clock, double, length, op_of, ways
 
 from jitkern import jit
-from jitkern.declare import Cuda, Triton, kernel
+from jitkern.declare import Cuda, Triton
 from jitkern.launch import autotune, tuned
 from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
@@ -15,8 +15,6 @@ from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
 from jitkern.trace.world import world_of
-
-# ------------------------------------------------------------------ other devices
 
 CUDA = """
 template <typename T, int WAY> __global__ void scale(T* y, const T* x, double a, long long n) {
@@ -40,15 +38,11 @@ def cuda_double(k, x):
 
 
 @pytest.fixture
-def on_cuda(tmp_path):
-    (tmp_path / "k.cu").write_text(CUDA)
-    op = kernel(
-        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Cuda(str(tmp_path / "k.cu"))
-    )
-    op.launch("cuda")(cuda_double)
+def on_cuda():
+    sample = lambda device: torch.ones(1000, device=device)
+    op = op_of(Cuda(text=CUDA), cuda_double, sample=sample)
     op.tune("cuda", key=length)(blocks)
     op.reference(lambda x: x * 2)
-    op.samples(lambda device: iter([torch.ones(1000, device=device)]))
     return op
 
 
@@ -85,21 +79,15 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
 
 def test_a_triton_kernel_takes_constexprs_and_options(tmp_path):
     (tmp_path / "t.py").write_text(ROWS.format(plain=""))
-    op = kernel(
-        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
-    )
 
-    @op.launch("triton")
-    def _(k, x):
+    def launch(k, x):
         y = torch.empty_like(x)
         k.rows[{"B": k.config["B"]}](y, x, 3, 5, grid=1, num_warps=k.config["num_warps"])
         return y
 
-    @op.tune("triton")
-    def _(x):
-        return [{"B": b, "num_warps": w} for b in (16, 32) for w in (4, 8)]
-
-    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    sample = lambda device: torch.ones(4, device=device)
+    op = op_of(Triton(str(tmp_path / "t.py")), launch, sample=sample)
+    op.tune("triton")(lambda x: [{"B": b, "num_warps": w} for b in (16, 32) for w in (4, 8)])
     variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
     assert [(dict(v.template)["B"], dict(v.options)["num_warps"]) for v in variants] == [
         (16, 4), (16, 8), (32, 4), (32, 8)
@@ -135,9 +123,8 @@ def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     before = slot.misses
     assert torch.equal(on_cuda(x), 2 * x)
     assert not binding.runtime() or slot.misses == before, slot.refused
-    ((_, choice),) = autotune.choices_of(
-        on_cuda.name, on_cuda.sources["cuda"][0], Target.current("cuda")
-    )
+    source = on_cuda.sources["cuda"][0]
+    ((_, choice),) = autotune.choices_of(on_cuda.name, source, Target.current("cuda"))
     assert choice["milliseconds"][2] is None  # no block has 2048 threads
     assert choice["choice"] in (0, 1) and choice["model"] == torch.cuda.get_device_name()
     assert all(time > 0 for time in choice["milliseconds"][:2])

@@ -5,15 +5,13 @@ import json
 import pytest
 import torch
 from helpers import H100, FakeCompiler, needs_triton
-from tuning import GPU, HERE, ROWS, _number, double, length, ways
+from tuning import GPU, HERE, ROWS, double, length, op_of, ways
 
 from jitkern import cache_tools, jit
 from jitkern.compilers import COMPILERS
-from jitkern.declare import Triton, kernel
+from jitkern.declare import Triton
 from jitkern.op.needed_kernels import needs_of
 from jitkern.runtime import specializer
-
-# ------------------------------------------------------------------ explain
 
 
 def explained(cli, op, *arguments):
@@ -52,9 +50,8 @@ def test_explain_notes_a_newer_compiler(declare, compiler, cli):
         jit.ensure(needs_of(op, op.sources["cpu"][0], "cpu").variants[0], HERE)
         compiler.version = version
         out, found = explained(cli, op)
-        assert (
-            "made by fake 1.9, and 1.10 is installed: jitkern prewarm --refresh" in out
-        ) == noted
+        says = "made by fake 1.9, and 1.10 is installed: jitkern prewarm --refresh"
+        assert (says in out) == noted
         assert bool(found["variants"][0]["note"]) == noted
 
 
@@ -65,17 +62,14 @@ def test_a_trace_asks_prune_configs_by(tmp_path, cli, monkeypatch):
     prune = "{'early_config_prune': lambda configs, args, **_: [c for c in configs if c.kwargs['B'] <= args['n']]}"
     decorator = f"\n@triton.autotune({configs}, key=[], prune_configs_by={prune})\n@triton.jit\n"
     (tmp_path / "t.py").write_text(ROWS.replace("\n@triton.jit{plain}\n", decorator))
-    op = kernel(
-        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
-    )
 
-    @op.launch("cuda")
-    def _(k, x):
+    def launch(k, x):
         y = torch.empty_like(x)
         k.rows(y, x, x.numel(), 5, grid=1)
         return y
 
-    op.samples(lambda device: iter([torch.ones(40, device=device)]))
+    sample = lambda device: torch.ones(40, device=device)
+    op = op_of(Triton(str(tmp_path / "t.py")), launch, sample=sample)
     for variant in needs_of(op, op.sources["cuda"][0], "cuda").variants:
         jit.ensure(variant, GPU)
     says = "`rows` is tuned: the device chooses among its 2 configurations"

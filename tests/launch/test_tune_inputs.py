@@ -5,17 +5,16 @@ import weakref
 
 import pytest
 import torch
-from helpers import served
+from helpers import needs_runtime, served
 from test_tune_explain import explained
-from tuning import HERE, Clock, _number, choices, double, ways
+from tuning import HERE, Clock, choices, double, op_of, ways
 
 from jitkern import config, testing
-from jitkern.declare import Cuda, Triton, kernel
+from jitkern.declare import Cuda, Triton
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call
 from jitkern.launch.runner import Runner
-from jitkern.runtime import binding
 from jitkern.target import Target
 
 
@@ -105,14 +104,13 @@ def test_a_single_tensor_is_enough_for_one_argument(noted):
 )
 def test_inputs_that_do_not_fit_are_named(noted, inputs, says):
     op, _ = noted("(Tensor x, float a) -> Tensor", inputs=inputs)
-    with pytest.raises(
-        DeclarationError, match=rf"test_tune_inputs\.py:\d+: .*as a tuple: .*{says}"
-    ):
+    says = rf"test_tune_inputs\.py:\d+: .*as a tuple: .*{says}"
+    with pytest.raises(DeclarationError, match=says):
         op(torch.ones(2), 1.0)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+@needs_runtime
 def test_inputs_may_read_what_no_trace_follows(declare, clock):
     """They are not part of what a call computes, so they keep no call in Python."""
     op = declare(double, None)
@@ -276,20 +274,14 @@ __global__ void copy(float* y, const float* x, long long n) {
 
 
 @pytest.fixture
-def on_cuda(tmp_path):
-    (tmp_path / "k.cu").write_text(COPY)
-    op = kernel(
-        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Cuda(str(tmp_path / "k.cu"))
-    )
-
-    @op.launch("cuda")
-    def _(k, x):
+def on_cuda():
+    def launch(k, x):
         y = torch.empty_like(x)
         scratch = torch.empty(k.config["scratch"], dtype=torch.uint8, device=x.device)
         k.copy(y, x, x.numel(), grid=64, block=256, smem=k.config["smem"])
         return y if scratch.numel() else y
 
-    return op
+    return op_of(Cuda(text=COPY), launch)
 
 
 @pytest.mark.gpu

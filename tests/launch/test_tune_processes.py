@@ -1,60 +1,8 @@
 """`.tune` in another process: what it takes over, and what prewarm and recordings make ready."""
 
 import pytest
-from tuning import SOURCE
-
-from jitkern.runtime import binding
-
-needs_runtime = pytest.mark.skipif(
-    not binding.runtime(), reason="no launch runtime on this platform"
-)
-
-# ------------------------------------------------------------------ another process
-
-MODULE = """
-import torch
-from jitkern.declare import Cpp, kernel
-op = kernel("jitkern_tuned::scaled(Tensor x, *, float a=2.0) -> Tensor", cpu=Cpp("k.cpp"))
-@op.reference
-def _(x, a): return x * a
-@op.tune("cpu", key=lambda x, a: {key})
-def _(x, a): return [{{"WAY": way}} for way in {ways}]
-@op.launch("cpu")
-def _(k, x, *, a):
-    out = torch.empty_like(x)
-    k.scale[{{"T": x.dtype, "WAY": k.config["WAY"]}}](out, x, a * k.config["WAY"], x.numel())
-    return out
-@op.samples
-def _(device): yield torch.ones(3, device=device), 2.0
-"""
-RUN = """
-import sys, torch
-if {warm}:
-    class Refuse:
-        def find_spec(self, name, *_):
-            if name in ("jitkern.trace.trace", "jitkern.launch.runner", "jitkern.launch.autotune"):
-                raise AssertionError(f"a warm process imported {{name}}")
-    sys.meta_path.insert(0, Refuse())
-else:
-    from jitkern.launch import measure
-    measured = []
-    def milliseconds(run, candidate, device, *, cold):
-        run(candidate)()
-        measured.append(candidate["WAY"])
-        return float(candidate["WAY"])
-    measure.milliseconds = milliseconds
-import jitkern, tuned
-from jitkern.runtime import binding, programs
-x = torch.ones(3)
-results = {{str(tuned.op(x, a=2.0).tolist()) for _ in range(2)}}
-from jitkern import jit
-if {warm}:
-    print(*results, jitkern.stats()["compiles"])
-else:
-    from jitkern.runtime import specializer
-    specializer.settle()
-    print(*results, measured)
-"""
+from helpers import needs_runtime
+from tuning import MODULE, RUN, SOURCE
 
 
 @pytest.fixture
@@ -106,10 +54,8 @@ def test_prewarm_builds_every_configuration_and_chooses_none(process, run_python
     assert done.returncode == 0, done.stderr
     names = {line.split()[2] for line in done.stdout.splitlines() if "jitkern_tuned" in line}
     assert {"scale.f32.WAY3", "scale.f32.WAY4", "scale.f32.WAY5"} == names
-    assert (
-        "stays on the Python launcher" in done.stderr
-        and "the device chooses among its 3 configurations" in done.stderr
-    )
+    assert "stays on the Python launcher" in done.stderr
+    assert "the device chooses among its 3 configurations" in done.stderr
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """`k.workspace`: memory that stays from call to call, by Python and by stubs."""
 
-import itertools
 import os
 import resource
 import weakref
@@ -9,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import needs_nvrtc, programs_of, run_threads, served
+from helpers import needs_nvrtc, needs_runtime, programs_of, run_threads, served
+from tuning import op_of
 
 from jitkern import testing
-from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.declare import Cpp, Cuda
 from jitkern.errors import LaunchError
 from jitkern.launch.resources import workspaces
 from jitkern.runtime import binding, specializer
@@ -27,25 +27,10 @@ extern "C" void sum(double *y, double *w, const double *x, long n, long columns)
 extern "C" void apart(long *y, char *a, char *b, char *c) { y[0] = b - a, y[1] = c - a, y[2] = (long)a; }
 """
 CU = "__global__ void count(float *y, int *w, float *z, long long n) {}\n"
-_number = itertools.count()
-needs_runtime = pytest.mark.skipif(
-    not binding.runtime(), reason="no launch runtime on this platform"
-)
 
 
-@pytest.fixture
-def on_cpu(tmp_path):
-    (tmp_path / "k.cpp").write_text(CPP)
-
-    def declare(function):
-        op = kernel(
-            f"jitkern_workspace::f{next(_number)}(Tensor x, int columns=4) -> Tensor",
-            cpu=Cpp(str(tmp_path / "k.cpp")),
-        )
-        op.launch("cpu")(function)
-        return op
-
-    return declare
+def on_cpu(launch):
+    return op_of(Cpp(text=CPP), launch, schema="(Tensor x, int columns=4) -> Tensor")
 
 
 def summed(k, x, columns):
@@ -56,7 +41,7 @@ def summed(k, x, columns):
 
 @pytest.mark.long
 @needs_runtime
-def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed(on_cpu):
+def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed():
     op, x = on_cpu(summed), torch.arange(100.0).double()
     assert served(op, x).item() == 4950
     for columns in (1, 7, 5000, 3, 100_000):  # it grows
@@ -72,7 +57,7 @@ def resident():
 
 @pytest.mark.long
 @needs_runtime
-def test_a_workspace_takes_no_memory_where_nobody_writes(on_cpu):
+def test_a_workspace_takes_no_memory_where_nobody_writes():
     def launch(k, x, columns):
         y, w = torch.empty(3, dtype=torch.int64), k.workspace(columns, dtype=torch.uint8)
         k.apart(y, w, w, w)
@@ -88,7 +73,7 @@ def test_a_workspace_takes_no_memory_where_nobody_writes(on_cpu):
 
 @pytest.mark.long
 @needs_runtime
-def test_threads_share_no_workspace(on_cpu):
+def test_threads_share_no_workspace():
     op, x, wrong = on_cpu(summed), torch.arange(20_000.0).double(), []
     served(op, x)
 
@@ -101,7 +86,7 @@ def test_threads_share_no_workspace(on_cpu):
 
 @pytest.mark.long
 @needs_runtime
-def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
+def test_requests_of_one_call_lie_apart_and_each_kind_by_itself():
     def launch(k, x, columns):
         y = torch.empty(3, dtype=torch.int64)
         k.apart(y, k.workspace(columns), k.workspace(10), k.workspace(20, zeroed=False))
@@ -117,7 +102,7 @@ def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
 
 
 @pytest.mark.long
-def test_a_forked_child_has_a_workspace_too(on_cpu):
+def test_a_forked_child_has_a_workspace_too():
     op, x = on_cpu(summed), torch.arange(100.0).double()
     op(x)
     torch.zeros(1 << 20)  # starts the threads of OpenMP, which the child does not have
@@ -136,13 +121,13 @@ def test_a_forked_child_has_a_workspace_too(on_cpu):
     ],
     ids=["negative", "float", "no_multiple"],
 )
-def test_a_size_that_is_none_is_refused(on_cpu, size, dtype, says):
+def test_a_size_that_is_none_is_refused(size, dtype, says):
     op = on_cpu(lambda k, x, columns: k.workspace(size, dtype=dtype))
     with pytest.raises(LaunchError, match=says):
         op(torch.ones(1))
 
 
-def test_a_workspace_is_no_result_of_a_stub(on_cpu):
+def test_a_workspace_is_no_result_of_a_stub():
     def launch(k, x, columns):
         return k.workspace(8).zero_().clone()
 
@@ -151,9 +136,6 @@ def test_a_workspace_is_no_result_of_a_stub(on_cpu):
     specializer.settle()
     (reason,) = programs_of(op).refused.values()
     assert "a workspace other than as an argument of a kernel" in reason
-
-
-# ------------------------------------------------------------------ GPUs
 
 
 def counted(k, x):
@@ -167,15 +149,8 @@ def counted(k, x):
 
 
 @pytest.fixture
-def on_cuda(tmp_path):
-    (tmp_path / "k.cu").write_text(CU)
-    op = kernel(
-        f"jitkern_workspace::f{next(_number)}(Tensor x) -> Tensor",
-        cuda=Cuda(str(tmp_path / "k.cu")),
-    )
-    op.launch("cuda")(counted)
-    op.samples(lambda device: iter([torch.ones(1000, device=device)]))
-    return op
+def on_cuda():
+    return op_of(Cuda(text=CU), counted, sample=lambda device: torch.ones(1000, device=device))
 
 
 def share(gpu, stream, address, size, *, zeroed=True, index=0):
@@ -219,9 +194,8 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     """By stand-ins for streams and captures: the memory itself lies on the CPU here."""
     now = {"stream": 1, "graph": 0}
     testing.forget_workspaces(monkeypatch)
-    monkeypatch.setattr(
-        torch._C, "_cuda_getCurrentRawStream", lambda index: now["stream"], raising=False
-    )
+    ask = lambda index: now["stream"]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", ask, raising=False)
     monkeypatch.setattr(workspaces.loading.cuda_driver, "capture_of", lambda *_: now["graph"])
     made = []
 
