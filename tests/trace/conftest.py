@@ -4,6 +4,11 @@ import pytest
 from subject import Subject
 
 
+@pytest.fixture(autouse=True)
+def each_needs_it(launch_runtime):
+    pass
+
+
 @pytest.fixture
 def subject(tmp_path):
     return lambda *args, **kwargs: Subject(tmp_path / "k", *args, **kwargs)
