@@ -133,7 +133,9 @@ def test_another_package_counts_by_its_declared_version(build):
     text = f"import numpy\n{CUTILE.scale}"
     entry = build(text, packages={"numpy": numpy.__version__})
     assert f"numpy=={numpy.__version__}" in str(entry.manifest.inputs)
-    reason = rf"`numpy` is not installed as numpy==0.1: .* packages={{'numpy': '{numpy.__version__}'}}"
+    reason = (
+        rf"`numpy` is not installed as numpy==0.1: .* packages={{'numpy': '{numpy.__version__}'}}"
+    )
     with pytest.raises(CompileError, match=reason):
         build(text, packages={"numpy": "0.1"})
 
