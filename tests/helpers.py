@@ -225,11 +225,12 @@ def run_threads(*works: Callable[[], object]) -> None:
         except BaseException as e:
             errors.append(e)
 
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(LONGEST)
+        assert not thread.is_alive()
     if errors:
         raise errors[0]
 

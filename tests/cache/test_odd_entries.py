@@ -75,7 +75,7 @@ KERNELS = {
     "no symbol": lambda path: sealed(path, meta={}),
     "odd parameters": lambda path: sealed(path, meta={"parameters": 2**70}),
     "odd artifact": lambda path: sealed(path, meta={"artifact": ["../x"]}),
-    "meta of lists": lambda path: sealed(path, meta={"artifact": {}, "symbol": [], "parameters": [None, {}]}),
+    "meta of lists": lambda path: sealed(path, meta={"artifact": {}, "symbol": [], "parameters": [None, {}, 1e9]}),
     "an empty library": lambda path: with_artifact(path, b""),
     "text for a library": lambda path: with_artifact(path, b"[]"),
 }  # fmt: skip

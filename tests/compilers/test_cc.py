@@ -81,7 +81,7 @@ def test_a_struct_by_value_is_no_parameter_that_can_be_passed(build):
     assert parameters(build('#include "float16.h"\nvoid k(float16 h, int* x) {}')) == ["", "*i32"]
 
 
-DTYPES = ["f16", "bf16", "bool", "u8", "f32", "i64", "i8", "u32", "f64"]
+DTYPES = ["f16", "u8", "f64", "i8", "bf16", "bool", "f32", "u32", "i64"]
 
 
 @pytest.mark.parametrize("dtype", one_in_four(DTYPES))
@@ -181,7 +181,7 @@ REFUSED = {
     "a missing function": (K, {"function": "other"}, r"has no function `other`; it has: k"),
     "a gap in template arguments": (GAP, {"template": (("T", "f32"), ("B", True))}, "template of <T, N, B>: give `N` too"),
     "a number that is missing": (UNNAMED, {"template": (("1", "f32"),)}, "template argument 1 by number, and not 0"),
-    "no name": (UNNAMED, {"template": (("N", 2),)}, "no name for template parameter 0, `typename`: pass .* by position"),
+    "no name": (UNNAMED, {"template": (("N", 2),)}, "no name for template parameter 0, `typename`: pass template arguments by position"),
     "a parameter of 16 bits without its header": ('extern "C" void k(bfloat16* x) { x[0] = x[0] + 1; }', {}, OF_16_BITS),
     "a number of 16 bits without its header": (
         "template <typename T> void k(T* x) { x[0] = bfloat16(1); }", {"template": (("T", "f32"),)}, OF_16_BITS,

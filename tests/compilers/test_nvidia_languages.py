@@ -217,7 +217,9 @@ def test_an_argument_that_cannot_be_passed_is_refused(language, arg, keywords, r
 
 
 @both
-@pytest.mark.parametrize("value", [torch.float32, "a", None, print, float("nan"), (1, 2)])
+@pytest.mark.parametrize(
+    "value", [torch.float32, "a", None, print, lambda x: x, float("nan"), (1, 2)]
+)
 def test_a_constant_is_a_number(language, value):
     with pytest.raises(LaunchError, match="constant B=.* must be a bool, an int or a finite float"):
         language.classes(template=(("B", value),))

@@ -21,6 +21,9 @@ KERNELS = Path(jitkern.ops.softmax.sources["cuda"][0].folder).parent
 
 pytestmark = needs_nvrtc_13
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason="needs nvcc")
+each_nvcc = pytest.mark.parametrize(
+    "nvcc", [None, pytest.param(toolkit.nvcc(), marks=needs_nvcc)], ids=["no nvcc", "nvcc"]
+)
 OF_F32 = (("T", "f32"),)
 K = "__global__ void k(float* o) { *o = 1; }"
 
@@ -133,6 +136,8 @@ def test_dtypes_become_cuda_types(build, dtype, code):
 
 @pytest.mark.long
 def test_a_kernel_may_lie_in_a_namespace_and_have_launch_bounds(build):
+    plain = build("namespace a { __global__ void k(int* o) {} }", function="a::k")
+    assert parameters(plain) == ["*i32"]
     text = "namespace a { template <typename T> __global__ void __launch_bounds__(128) k(T* o) {} }"
     assert parameters(build(text, function="a::k", template=OF_F32)) == ["*f32"]
 
@@ -206,7 +211,7 @@ def test_a_target_that_nvrtc_does_not_know_is_refused(build, of_target, says):
         build(target=TARGET._replace(**of_target))
 
 
-@pytest.mark.parametrize("nvcc", [None, toolkit.nvcc()])
+@each_nvcc
 def test_a_function_that_is_no_kernel_lacks_a_word(build, monkeypatch, nvcc):
     monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError, match=r"k\.cu:2: `k` in .* write `__global__` before"):
@@ -373,7 +378,7 @@ def test_an_unknown_header_is_to_be_declared(build):
         build(f"#include <mylib/x.h>\n{K}")
 
 
-@pytest.mark.parametrize("nvcc", [None, toolkit.nvcc()])
+@each_nvcc
 def test_a_type_without_its_header_names_the_header(build, monkeypatch, nvcc):
     monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
@@ -556,9 +561,7 @@ def test_wheels_of_both_layouts_are_found(tmp_path, monkeypatch):
     assert toolkit.wheel_prefixes.__wrapped__() == [folder.parent for folder in headers]
 
 
-@pytest.mark.parametrize(
-    "nvcc", [None, pytest.param(toolkit.nvcc(), marks=needs_nvcc)], ids=["no nvcc", "nvcc"]
-)
+@each_nvcc
 def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, nvcc):
     monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
     with pytest.raises(CompileError, match=r'install "cuda-toolkit\[curand\]==13.0.\*"'):

@@ -57,7 +57,7 @@ def test_an_op_that_is_declared_again_in_every_dtype():
                 settle()
 
 
-def test_a_triton_function_of_arun_cell():
+def test_a_triton_function_of_a_cell():
     scale = run_cell("<gpu triton>", _TRITON, {"__name__": "__main__"})["scale"]
     x = torch.ones(1000, device="cuda")
     out = torch.empty_like(x)

@@ -142,6 +142,8 @@ def test_shared_memory_that_grows_beyond_48_kib_by_stub(declared):
         k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
         return out
 
+    x = torch.arange(25_000, dtype=torch.int32, device="cuda")
+    assert torch.equal(declared(REVERSE, launch, flags=["-DFIRST"])(x), x.flip(0))
     op = declared(REVERSE, launch)
     for size in (100, 13000, 20000, 25000, 100):
         x = torch.arange(size, dtype=torch.int32, device="cuda")

@@ -197,7 +197,8 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
 
     def staging(self):
         if self.root != private_root():
-            raise CacheError(f"the cache {self.root} cannot be written", errno=errno.EACCES)
+            why = f"the cache {self.root} cannot be written: Permission denied"
+            raise CacheError(why, errno=errno.EACCES)
         return real(self)
 
     monkeypatch.setattr(Cache, "staging", staging)
@@ -206,7 +207,7 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
     assert "for this process only" in caplog.text
     jit.ensure(variant, target)
     assert len(compiler.compiles) == 1
-    says = r"test::scale for cpu-.*cannot be written"
+    says = r"test::scale for cpu-.*Permission denied"
     with config.using(fallback="raise"), pytest.raises(CacheError, match=says):
         jit.ensure(variant._replace(template=()), target)
 

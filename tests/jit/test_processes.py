@@ -88,9 +88,11 @@ def closed_by_modes(root):
     directories = [path for path in (root, *root.rglob("*")) if path.is_dir()]
     for path in directories:
         path.chmod(0o555)
-    yield
-    for path in directories:
-        path.chmod(0o755)
+    try:
+        yield
+    finally:
+        for path in directories:
+            path.chmod(0o755)
 
 
 @contextlib.contextmanager
@@ -100,13 +102,15 @@ def closed_by_a_mount(root):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"cannot mount here: {done.stderr}")
-    yield
-    subprocess.run(["umount", root], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", root], check=True)
 
 
 CLOSED = [  # and whom it stops
     pytest.param(
-        closed_by_modes, "Permission denied", id="modes",
+        closed_by_modes, "cannot be written: Permission denied", id="modes",
         marks=pytest.mark.skipif(os.geteuid() == 0, reason="runs as root, whom no mode stops"),
     ),
     pytest.param(

@@ -63,15 +63,20 @@ def test_parts_of_a_packed_qkv_are_read_where_they_lie(device):
 
 @each_device
 def test_what_does_not_fit_is_refused(device):
-    """Beside what refusals.txt has."""
     k, v = torch.randn(2, 4, 2, 8, device=device)
     kc, vc = torch.zeros(2, 3, 16, 2, 8, device=device)
     slots, one = torch.arange(4, device=device), torch.ones(1, device=device)
-    eighths = kc.to(FLOAT8), vc.to(FLOAT8)
     for match, args in {
-        r"\[pages, page_size, 2, 8\], got \(3, 16, 1, 8\)": (k, v, kc[:, :, :1], vc[:, :, :1], slots),
-        r"of shape \(4,\), got torch.int64 of shape \(3,\)": (k, v, kc, vc, slots[:3]),
-        "v_scale must be float32, one number or one for each of 2": (k, v, *eighths, slots, one, one.expand(3)),
+        r"must be \[tokens, heads, d\]": (k[0], v[0], kc, vc, slots),
+        r"must be \[pages, page_size, 2, 8\], got \(3, 16, 1, 8\)": (k, v, kc[:, :, :1], vc[:, :, :1], slots),
+        "of one dtype, got torch.float32 and torch.float64": (k, v.double(), kc, vc, slots),
+        "must both be torch.float32 or float8_e4m3fn": (k, v, kc.half(), vc.half(), slots),
+        r"int32 or int64 of shape \(4,\), got torch.int64 of shape \(3,\)": (k, v, kc, vc, slots[:3]),
+        "got torch.float32 of shape": (k, v, kc, vc, slots.float()),
+        "k_scale is for float8 caches": (k, v, kc, vc, slots, one),
+        "v_scale must be float32, one number or one for each of 2 heads": (k, v, kc.to(FLOAT8), vc.to(FLOAT8), slots, one, one.expand(3)),
+        "is expanded": (k, v, kc[:1].expand(3, -1, -1, -1), vc, slots),
+        "must be dense": (k, v, kc.mT.contiguous().mT, vc, slots),
     }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):
             kv_cache_append(*args)

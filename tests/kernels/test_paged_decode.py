@@ -215,14 +215,21 @@ def test_q_has_three_dimensions_or_four(device):
 
 @each_device
 def test_what_does_not_fit_is_refused(device):
-    """Beside what refusals.txt has."""
     q, kc, vc, table, lens = made([30, 20], device=device)
+    one = torch.ones(1, device=device)
     for match, args in {
         "q_len up to 8": (q.expand(-1, 9, -1, -1), kc, vc, table, lens),
         r"with d of \(64, 128, 256\)": (q[..., :32], kc[..., :32], vc[..., :32], table, lens),
         "a multiple of 16": (q, kc[:, :15], vc[:, :15], table, lens),
+        "7 heads of q are not a multiple of 2": (q[:, :, :7], kc, vc, table, lens),
+        "both of that dtype or float8_e4m3fn": (q, kc.half(), vc.half(), table, lens),
+        "the same strides": (q, kc, vc.transpose(1, 2).contiguous().transpose(1, 2), table, lens),
         r"int32 of the shapes \(2, columns\) and \(2,\)": (q, kc, vc, table.long(), lens),
-    }.items():
+        "got torch.int32 of shape": (q, kc, vc, table[:1], lens),
+        "window must be at least 0": (q, kc, vc, table, lens, None, 0.0, -1),
+        r"alibi_slopes must be float32 of shape \(8,\)": (q, kc, vc, table, lens, None, 0.0, 0, one),
+        "k_scale is for float8 caches": (q, kc, vc, table, lens, None, 0.0, 0, None, one),
+    }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):
             paged_decode(*args)
 

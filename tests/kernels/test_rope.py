@@ -128,13 +128,24 @@ def test_the_gradient_turns_back(device, interleaved):
 
 
 def test_what_does_not_fit_is_refused():
-    """Beside what refusals.txt has."""
     cos, sin = tables(8, 4)
     q, k = torch.randn(5, 2, 8), torch.randn(5, 1, 8)
-    with pytest.raises(RuntimeError, match="5 tokens, and cos and sin have 4 rows"):
-        rope(q, k, cos[:4], sin[:4])
-    with pytest.raises(RuntimeError, match=r"got \(1, 5\)"):
-        rope(q, k, cos, sin, torch.ones(1, 5, dtype=torch.int64))
+    for match, args in {
+        "differ in heads alone": (q, k[:4], cos, sin),
+        "of one dtype": (q, k.double(), cos, sin),
+        r"\[positions, up to 4\]": (q, k, *tables(8, 5)),
+        "must both be float32 or torch.float32": (q, k, cos.double(), sin.double()),
+        "5 tokens, and cos and sin have 4 rows": (q, k, cos[:4], sin[:4]),
+        "int32 or int64, got torch.float32": (q, k, cos, sin, torch.ones(5)),
+        r"the shape \(5,\) or": (q, k, cos, sin, torch.ones(4, dtype=torch.int64)),
+        r"got \(1, 5\)": (q, k, cos, sin, torch.ones(1, 5, dtype=torch.int64)),
+    }.items():
+        with pytest.raises(RuntimeError, match=match):
+            rope(*args)
+    with pytest.raises(RuntimeError, match="must be dense"):
+        rope_(torch.randn(5, 8, 2).mT, k, cos, sin)
+    with pytest.raises(RuntimeError, match="share memory"):
+        rope_(q[:, :1].expand(5, 2, 8), k, cos, sin)
 
 
 @pytest.mark.gpu

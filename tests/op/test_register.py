@@ -113,7 +113,10 @@ def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
     [
         ({"fusible": "no"}, "fusible='no': write True or False"),
         ({"prewarm": "f32[3]"}, r"prewarm='f32\[3\]' is a string: give a list, \['f32\[3\]'\]"),
-        ({"nondifferentiable": {"out"}}, r"=\{'out'\} is a set, of another order .*: give a list"),
+        (
+            {"nondifferentiable": {"out"}},
+            r"nondifferentiable=\{'out'\} is a set, of another order .*: give a list",
+        ),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused(options, says):
@@ -165,7 +168,11 @@ def test_an_extension_must_not_take_the_ops_own_name():
     [
         (lambda op: op.launch("cpu"), lambda k, x: x, r"launch function takes \(k, x\), but is ca"),
         (lambda op: op.launch("cpu"), lambda k, x, a, b, c: x, r"is called with \(k, x, a, b\)"),
-        (lambda op: op.reference, lambda y: y, r"register.py:\d+: its reference takes \(y\), "),
+        (
+            lambda op: op.reference,
+            lambda y: y,
+            r"test_register.py:\d+: its reference takes \(y\), ",
+        ),
         (lambda op: op.fake, lambda: 1, r"its fake takes \(\), but is called with \(x, a, b\)"),
         (lambda op: op.samples, lambda: (), "its samples function takes .*called with .device."),
     ],

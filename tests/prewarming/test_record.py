@@ -247,7 +247,7 @@ def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
         (
             "cuda",
             "nvrtc",
-            "1 recorded call on cuda: no target is of this device: add e.g. --target ",
+            "1 recorded call on cuda: no target is of this device: add e.g. --target cuda-",
         ),
         ("cpu", "gone", "the op has no gone source"),
         ("xpu", "cc", "the op has no cc source"),

@@ -12,7 +12,7 @@ _number = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def each_needs_it(launch_runtime):
+def launch_runtime_is_there(launch_runtime):
     pass
 
 

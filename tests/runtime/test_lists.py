@@ -80,7 +80,9 @@ def test_every_capacity_holds_what_it_should(total, count):
     specializer.settle()
     before = misses(total)
     assert float(total(xs)) == wanted
+    assert float(total(xs[: count * 2 // 3])) == sum(i % 3 for i in range(count * 2 // 3))
     assert misses(total) == before, programs_of(total).refused
+    assert len(programs_of(total).known) == 1
 
 
 @pytest.mark.long

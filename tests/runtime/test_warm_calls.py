@@ -250,6 +250,9 @@ def test_another_state_of_jitkern_itself_has_records_of_its_own(recalled):
     other = "from jitkern.runtime import code_version; code_version.digest = lambda: 'another'"
     assert recalled.call(other) == (2.0, False)
     assert len(recalled.records) == 2
+    newer = "from jitkern.runtime import code_version; code_version.digest, code_version.is_what_runs = lambda: 'newer', bool"
+    assert recalled.call(newer) == (2.0, False)
+    assert len(recalled.records) == 2, "code that was just changed may not be what runs"
 
 
 def test_a_record_depends_on_all_files_that_decide_what_it_says():

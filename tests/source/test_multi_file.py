@@ -141,7 +141,10 @@ def test_flags_of_a_unit_reach_the_compiler(folder):
 @pytest.mark.parametrize(
     ("declared", "says"),
     [
-        ("__device__ float helper(float x);", r"`helper` is defined in plain\.cu, .* put it in"),
+        (
+            "__device__ float helper(float x);",
+            r"`helper` is defined in plain\.cu, .* put it in a h",
+        ),
         ("__device__ float other(float x);", r"`other` is declared but not defined in .*rows"),
         ("extern __device__ float table[4];", r"uses `table`, which plain\.cu defines"),
     ],

@@ -5,7 +5,7 @@ from subject import Subject
 
 
 @pytest.fixture(autouse=True)
-def each_needs_it(launch_runtime):
+def launch_runtime_is_there(launch_runtime):
     pass
 
 

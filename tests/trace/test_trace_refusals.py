@@ -389,7 +389,16 @@ MUTATIONS = {
     **{f"memory_{name}": launch for name, launch in MEMORY.items()},
     **{f"number_{name}": scaled_by(compute) for name, compute in NUMBERS.items()},
 }
-OF_STEPS = [*NUMBERS][:8]
+OF_STEPS = [
+    "range_of_a_size",
+    "range_of_n",
+    "list_index",
+    "list_index_n",
+    "list_slice",
+    "list_times_n",
+    "str_times_n",
+    "operator_index",
+]
 PLACE = re.compile(rf"{re.escape(__file__)}:\d+: ")
 
 

@@ -438,14 +438,20 @@ def asks_for_a_mode(k, x):
 @pytest.mark.parametrize(
     ("launch", "reason"),
     [
-        (reads_an_object, "`settings`, of type SimpleNamespace, cannot be traced: it can change "),
+        (
+            reads_an_object,
+            "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
+        ),
         (reads_a_module_of_a_class, "`of_a_class` cannot be traced"),
         (reads_what_a_module_makes, "`factor`, which the module `that_makes` does not have"),
         (reads_a_class_of_torch, "`block_size` of the class torch.Tensor cannot be traced"),
         (reads_another_name_of_a_class, "`block_size` of the class torch.Tensor cannot be traced"),
         (reads_a_class, "`Thrice` cannot be traced"),
         (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
-        (reads_an_attribute_of_a_function, "`factor` of the function `with_attribute` cannot be"),
+        (
+            reads_an_attribute_of_a_function,
+            "`factor` of the function `with_attribute` cannot be traced",
+        ),
         (draws, "`random.random` cannot be traced"),
         (asks_for_a_mode, "`torch.is_grad_enabled` cannot be traced"),
     ],
