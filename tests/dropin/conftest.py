@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers import write_files
 from inline_modules import forget_answers
 
 
@@ -20,10 +21,8 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
 
     def write(**texts):
-        for name, text in texts.items():
-            path = folder / name.replace("__", "/").replace("_dot_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        names = {name: name.replace("__", "/").replace("_dot_", ".") for name in texts}
+        write_files(folder, {names[name]: text for name, text in texts.items()})
         return folder
 
     return write

@@ -47,7 +47,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from inline_modules import MODULE, STABLE, compiles, entries, module, value
+from cpp_texts import MODULE, library
+from inline_modules import compiles, entries, module, value
 
 import jitkern
 from jitkern import jit, testing
@@ -121,13 +122,9 @@ def test_functions_of_a_dict_have_its_docstrings():
     doc = 'says "two"\nlines \\t and 100%'
 
     def build(number):
-        return jitkern.load_inline(
-            "drop_in_dict",
-            ["#include <pybind11/pybind11.h>", f"int two() {{ return {number}; }}"],
-            functions={"two": doc},
-            no_implicit_headers=True,
-            with_pytorch_error_handling=False,
-        )
+        texts = ["#include <pybind11/pybind11.h>", f"int two() {{ return {number}; }}"]
+        options = {"no_implicit_headers": True, "with_pytorch_error_handling": False}
+        return jitkern.load_inline("drop_in_dict", texts, functions={"two": doc}, **options)
 
     m, changed = build(2), build(3)
     assert (m.two(), changed.two()) == (2, 3), "pybind11 knows modules by name"
@@ -137,7 +134,7 @@ def test_functions_of_a_dict_have_its_docstrings():
 
 @pytest.mark.long
 def test_a_library_is_loaded_and_its_path_returned(tmp_path):
-    source = STABLE.replace("%s", "drop_in_stable")
+    source = library("drop_in_stable")
     arguments = {"is_python_module": False, "no_implicit_headers": True}
     path = jitkern.load_inline("drop_in_stable", source, **arguments)
     assert torch.ops.drop_in_stable.answer(torch.zeros(3)) == 45
@@ -166,16 +163,14 @@ def test_functions_of_another_type_are_a_value_error():
             jitkern.load_inline(name="x", cpp_sources="", functions=functions)
 
 
-def test_flags_that_are_no_list_are_refused():
-    for argument in ("extra_cflags", "extra_ldflags", "extra_include_paths"):
-        with pytest.raises(TypeError, match="`x`: `-O3` is a string: give a list"):
-            jitkern.load_inline(
-                name="x", cpp_sources="int f();", functions=["f"], **{argument: "-O3"}
-            )
-        with pytest.raises(TypeError, match="`x`: .* is a set, which has no order: give a list"):
-            jitkern.load_inline(
-                name="x", cpp_sources="int f();", functions=["f"], **{argument: {"-O3"}}
-            )
+@pytest.mark.parametrize("argument", ["extra_cflags", "extra_ldflags", "extra_include_paths"])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("-O3", "`-O3` is a string: give a list"), ({"-O3"}, ".* is a set, which has no order: give")],
+)
+def test_flags_that_are_no_list_are_refused(argument, given, says):
+    with pytest.raises(TypeError, match=f"`x`: {says}"):
+        jitkern.load_inline("x", "int f();", functions=["f"], **{argument: given})
 
 
 def test_a_name_that_no_module_can_have_is_refused_at_once():
@@ -241,9 +236,9 @@ def test_what_may_declare_a_function_is_built(cpp):
 
 @pytest.mark.long
 def test_several_files_with_headers_beside_them(files):
+    main = MODULE % "extern int other();\n#define ANSWER N + other()"
     files(
-        a__main_dot_cpp='#include "n.h"\n'
-        + MODULE % "extern int other();\n#define VALUE N + other()",
+        a__main_dot_cpp=f'#include "n.h"\n{main}',
         a__n_dot_h="#define N 1\n",
         b__other_dot_cpp='#include "n.h"\nint other() { return N; }\n',
         b__n_dot_h="#define N 20\n",
@@ -266,7 +261,7 @@ def test_an_older_mtime_is_not_stale(files):
 @pytest.mark.long
 def test_include_roots_enter_the_key_by_content_alone(files, cache_dir):
     for name in ("one", "with space's"):
-        files(**{f"{name}__n_dot_h": "#define VALUE 7\n"})
+        files(**{f"{name}__n_dot_h": "#define ANSWER 7\n"})
     for name in ("one", "with space's"):
         assert module("drop_in_roots", "#include <n.h>", extra_include_paths=[name]).answer() == 7
         flag = f"-I{Path(name).absolute()}"
@@ -308,15 +303,12 @@ def test_a_changed_source_under_the_same_name(cache_dir):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"extra_cflags": ["-DX"]},
-        {"extra_ldflags": ["-Wl,-O1"]},
-        {"extra_cuda_cflags": ["-DX"]},
-        {"with_pytorch_error_handling": False, "functions": []},
-        {"is_python_module": False},
+        {"extra_cflags": ["-DX"]}, {"extra_ldflags": ["-Wl,-O1"]}, {"extra_cuda_cflags": ["-DX"]},
+        {"with_pytorch_error_handling": False, "functions": []}, {"is_python_module": False},
         {"no_implicit_headers": False},
     ],
     ids=lambda changed: next(iter(changed)),
-)
+)  # fmt: skip
 def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
     keys = []
 
@@ -345,9 +337,8 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
     def keys(*flags):
         variant = Variant("inline::x", extension.source_of(call(*flags)))
-        return jit.key_of(variant, Target.current("cpu")).digest, memo.shortcut_key(
-            call(*flags)
-        ).digest
+        key = jit.key_of(variant, Target.current("cpu"))
+        return key.digest, memo.shortcut_key(call(*flags)).digest
 
     found = []
     for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):
@@ -359,32 +350,26 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
 
 
 def test_a_flag_moved_to_another_compiler_changes_the_key():
-    flags = [
-        InlineCompiler().flags(
-            Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)}), Target.current("cpu")
-        )
-        for which in ("cflags", "cuda_cflags", "ldflags")
-    ]
-    assert len(set(flags)) == 3
+    found = set()
+    for which in ("cflags", "cuda_cflags", "ldflags"):
+        source = Inline(("a.cpp",), name="x", texts=("",), **{which: ("-DX",)})
+        found.add(InlineCompiler().flags(source, Target.current("cpu")))
+    assert len(found) == 3
 
 
 @pytest.mark.long
 def test_an_archive_enters_the_key_by_content(files):
     folder = files(other_dot_cpp="int other() { return 1; }")
-    sources = MODULE % "int other();\n#define VALUE other()"
+    flags = [f"-L{folder} -lother"]
 
     def build(number):
         files(other_dot_cpp=f"int other() {{ return {number}; }}")
         subprocess.run(["c++", "-fPIC", "-c", "other.cpp"], check=True)
         subprocess.run(["ar", "rc", "libother.a", "other.o"], check=True)
-        return jitkern.load_inline(
-            "drop_in_archive",
-            sources,
-            no_implicit_headers=True,
-            extra_ldflags=[f"-L{folder} -lother"],
-        )
+        define = "int other();\n#define ANSWER other()"
+        return module("drop_in_archive", define, extra_ldflags=flags).answer()
 
-    assert [build(1).answer(), build(2).answer()] == [1, 2]
+    assert [build(1), build(2)] == [1, 2]
 
 
 def test_flags_are_read_as_a_shell_reads_them(files):
@@ -402,12 +387,6 @@ def test_flags_are_read_as_a_shell_reads_them(files):
 @pytest.mark.long
 def test_no_shell_reads_the_flags(files):
     folder = files()
-    module(
-        "drop_in_shell",
-        extra_cflags=[
-            f"-DX=$(touch {folder}/touched)",
-            "-DY=`touch touched`",
-            "-DZ=1;touch touched",
-        ],
-    )
+    flags = [f"-DX=$(touch {folder}/touched)", "-DY=`touch touched`", "-DZ=1;touch touched"]
+    module("drop_in_shell", extra_cflags=flags)
     assert not list(folder.rglob("touched"))

@@ -12,9 +12,7 @@ import torch
 import jitkern
 from jitkern import config
 from jitkern.compilers.cuda import arch_flags, toolkit
-from jitkern.compilers.torch_extension import (
-    commands,
-)
+from jitkern.compilers.torch_extension import commands
 from jitkern.compilers.torch_extension.inline import Inline, InlineCompiler
 from jitkern.errors import CompileError, TargetError
 from jitkern.target import Target
@@ -27,20 +25,13 @@ pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ com
 KERNEL = "__global__ void fill(int* out) { *out = %s; }\n"
 
 
-@pytest.fixture
-def cuda_torch(monkeypatch, tmp_path):
-    """A Torch that calls itself one of CUDA's, with libraries to link that hold nothing."""
-    if torch.version.cuda is None:
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        for name in ("c10_cuda", "torch_cuda"):
-            subprocess.run(
-                ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"],
-                check=True,
-            )
-    return [f"-L{tmp_path}"]
+def library(name, text, **options):
+    """The path of a library of this CUDA text alone."""
+    options = {"is_python_module": False, "no_implicit_headers": True, **options}
+    return jitkern.load_inline(f"drop_in_{name}", "", text, **options)
 
 
-def test_without_gpu_and_arch_a_cuda_source_is_refused(monkeypatch, cuda_torch):
+def test_without_gpu_and_arch_a_cuda_source_is_refused(monkeypatch, cuda_target):
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     monkeypatch.setattr(arch_flags.Target, "visible", list)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -51,15 +42,11 @@ def test_without_gpu_and_arch_a_cuda_source_is_refused(monkeypatch, cuda_torch):
 @pytest.mark.parametrize(
     ("listed", "archs"),
     [
-        ("9.0", "90:90"),
-        ("8.0;9.0a+PTX", "80:80 90a:90a 90a:c90a"),
-        ("8.0 8.6", "80:80 86:86"),
-        ("Volta", "70:70 70:c70"),
-        ("Maxwell+Tegra;6.1", "53:53 61:61"),
-        ("Ampere+Tegra Hopper", "87:87 90:90 90:c90"),
-        ("10.0f", "100f:100f"),
+        ("9.0", "90:90"), ("8.0;9.0a+PTX", "80:80 90a:90a 90a:c90a"), ("8.0 8.6", "80:80 86:86"),
+        ("Volta", "70:70 70:c70"), ("Maxwell+Tegra;6.1", "53:53 61:61"),
+        ("Ampere+Tegra Hopper", "87:87 90:90 90:c90"), ("10.0f", "100f:100f"),
     ],
-)
+)  # fmt: skip
 def test_the_arch_list_is_read_as_torch_reads_it(listed, archs):
     expected = sorted(
         f"-gencode=arch=compute_{arch},code={'compute_' + code[1:] if code[0] == 'c' else 'sm_' + code}"
@@ -109,36 +96,26 @@ def test_cudnn_home_is_searched(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
-def test_nvcc_compiles_for_the_archs_of_the_list(monkeypatch, cuda_torch, cache_dir, files):
+def test_nvcc_compiles_for_the_archs_of_the_list(monkeypatch, cuda_target, files):
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
     files(n_dot_h="#define N 3\n")
-    arguments = {
-        "cuda_sources": '#include "n.h"\n' + KERNEL % "N", "is_python_module": False, "no_implicit_headers": True,
-        "extra_ldflags": cuda_torch, "extra_include_paths": ["."],
-    }  # fmt: skip
+    text = '#include "n.h"\n' + KERNEL % "N"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
-    two = jitkern.load_inline("drop_in_nvcc", "", **arguments)
+    two = library("nvcc", text, extra_include_paths=["."])
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    one = jitkern.load_inline("drop_in_nvcc", "", **arguments)
+    one = library("nvcc", text, extra_include_paths=["."])
     assert one != two and "cuda-sm_90-" in two and "cuda-sm_80-" in one
     if shutil.which("cuobjdump"):
         listed = subprocess.check_output(["cuobjdump", "--list-elf", two], text=True)
         assert "sm_80" in listed and "sm_90" in listed
     half = "#include <cuda_fp16.h>\n__global__ void add(__half* x) { x[0] = x[1] + x[2]; }"
     with pytest.raises(CompileError, match="-U__CUDA_NO_HALF_OPERATORS__"):
-        jitkern.load_inline(
-            "drop_in_half", "", half, is_python_module=False, no_implicit_headers=True
-        )
+        library("half", half)
     off = [f"-U__CUDA_NO_HALF{which}__" for which in ("_OPERATORS", "_CONVERSIONS", "2_OPERATORS")]
-    jitkern.load_inline(
-        "drop_in_half", "", half, is_python_module=False, no_implicit_headers=True,
-        extra_cuda_cflags=off, extra_ldflags=cuda_torch,
-    )  # fmt: skip
+    library("half", half, extra_cuda_cflags=off)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "13.0")
     with pytest.raises(CompileError, match="this nvcc does not know .*TORCH_CUDA_ARCH_LIST"):
-        jitkern.load_inline(
-            "drop_in_arch", "", KERNEL % 1, is_python_module=False, no_implicit_headers=True
-        )
+        library("arch", KERNEL % 1)
 
 
 # On a GPU, with nvcc.
@@ -186,12 +163,8 @@ def test_cuda_texts(monkeypatch):
     major, minor = torch.cuda.get_device_capability()
     assert f"/cuda-sm_{major}{minor}-" in m.__file__
     op = 'TORCH_LIBRARY(drop_in_cuda_op, m) { m.def("cos_add", cos_add); }'
-    jitkern.load_inline(
-        "drop_in_cuda_op",
-        ["#include <torch/library.h>", DECLARED, op],
-        COS_ADD,
-        is_python_module=False,
-    )
+    texts = ["#include <torch/library.h>", DECLARED, op]
+    jitkern.load_inline("drop_in_cuda_op", texts, COS_ADD, is_python_module=False)
     torch.testing.assert_close(torch.ops.drop_in_cuda_op.cos_add(x, y), m.cos_add(x, y))
 
 
@@ -199,17 +172,12 @@ def test_cuda_texts(monkeypatch):
 @pytest.mark.long
 def test_cuda_files(files):
     files(
-        ext_dot_cpp="#include <torch/extension.h>\n"
-        + DECLARED
-        + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("cos_add", &cos_add); }',
+        ext_dot_cpp=f"#include <torch/extension.h>\n{DECLARED}\n"
+        'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("cos_add", &cos_add); }',
         ext_dot_cu="#include <torch/types.h>\n#include <cuda_runtime.h>\n" + COS_ADD,
     )
-    m = jitkern.load(
-        "drop_in_cuda_files",
-        ["ext.cpp", "ext.cu"],
-        extra_cuda_cflags=["-O2"],
-        keep_intermediates=False,
-    )
+    options = {"extra_cuda_cflags": ["-O2"], "keep_intermediates": False}
+    m = jitkern.load("drop_in_cuda_files", ["ext.cpp", "ext.cu"], **options)
     x, y = torch.randn(2, 4, 4, device="cuda")
     torch.testing.assert_close(m.cos_add(x, y), x.cos() + y.cos(), rtol=1e-3, atol=1e-4)
 
@@ -222,13 +190,7 @@ def test_cuda_files(files):
 )
 def test_archs_of_the_list_are_in_the_library(listed, elf, ptx, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
-    path = jitkern.load_inline(
-        f"drop_in_archs_{len(listed)}",
-        "",
-        KERNEL % 1,
-        is_python_module=False,
-        no_implicit_headers=True,
-    )
+    path = library(f"archs_{len(listed)}", KERNEL % 1)
 
     def found(option):
         output = subprocess.check_output(["cuobjdump", option, path], text=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from inline_modules import MODULE, entries, module, value
+from cpp_texts import MODULE
+from inline_modules import entries, module, value
 from torch.utils import cpp_extension
 
 import jitkern
@@ -127,15 +128,13 @@ def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
 
 @pytest.mark.long
 def test_another_checkout_has_its_own_computed_header(files, cache_dir):
-    for name in ("v1", "v2"):
-        files(
-            **{f"{name}__k_dot_cpp": MODULE % "#include CONFIG", f"{name}__c_dot_h": value(name[1])}
-        )
-    arguments = {"extra_cflags": ['-DCONFIG=\\"c.h\\"']}
-    for name in ("v1", "v2", "v1"):
-        assert jitkern.load("drop_in_checkout", f"{name}/k.cpp", **arguments).answer() == int(
-            name[1]
-        )
+    for n in (1, 2):
+        unit, header = MODULE % "#include CONFIG", value(n)
+        files(**{f"v{n}__k_dot_cpp": unit, f"v{n}__c_dot_h": header})
+    flags = ['-DCONFIG=\\"c.h\\"']
+    for n in (1, 2, 1):
+        m = jitkern.load("drop_in_checkout", f"v{n}/k.cpp", extra_cflags=flags)
+        assert m.answer() == n
     assert len(entries(cache_dir)) == 2
 
 
@@ -146,9 +145,8 @@ def test_another_checkout_has_its_own_computed_header(files, cache_dir):
 def torchs(monkeypatch):
     """The calls that reach Torch's own function."""
     calls = []
-    monkeypatch.setattr(
-        cpp_extension, "load_inline", lambda *args, **told: calls.append((args, told)) or "Torch's"
-    )
+    build = lambda *args, **told: calls.append((args, told)) or "Torch's"
+    monkeypatch.setattr(cpp_extension, "load_inline", build)
     return calls
 
 
@@ -197,7 +195,7 @@ def test_what_no_key_covers_is_built_by_torch(text, told, named, files, torchs, 
         ("", {"extra_ldflags": ["-L{d}/libs -lscript"]}),
     ],
 )
-def test_a_file_that_a_build_opens_beyond_its_key_is_for_torch(
+def test_what_a_build_opens_beyond_its_key_is_for_torch(
     text, told, files, torchs, cache_dir, caplog
 ):
     folder = files(N__x_dot_h="#define X 1", outer_dot_h=HEADER)
@@ -215,7 +213,7 @@ def test_a_file_that_a_build_opens_beyond_its_key_is_for_torch(
 @pytest.mark.long
 def test_torch_really_builds_what_no_key_covers(files, monkeypatch, tmp_path, cache_dir):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    folder = files(flags="-DVALUE=7")
+    folder = files(flags="-DANSWER=7")
     assert module("drop_in_by_torch", extra_cflags=[f"@{folder}/flags"]).answer() == 7
     assert (tmp_path / "drop_in_by_torch" / "drop_in_by_torch.so").is_file()
     assert not entries(cache_dir)

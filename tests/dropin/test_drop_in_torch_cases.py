@@ -85,11 +85,8 @@ def test_warnings_and_errors_are_translated(safe):
         "drop_in_warn", WARNING, functions=["foo"], with_pytorch_error_handling=safe
     )
     t = torch.rand(2).double()
-    errors = [
-        (1, TypeError, t.type()),
-        (2, SystemError, "bad argument to internal"),
-        (3, KeyError, "CPUDoubleType"),
-    ]
+    internal = SystemError, "bad argument to internal"
+    errors = [(1, TypeError, t.type()), (2, *internal), (3, KeyError, "CPUDoubleType")]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         m.foo(t, 0)

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from inline_modules import MODULE, STABLE, module
+from cpp_texts import MODULE, library
+from inline_modules import module
 
 import jitkern
 from jitkern import config
@@ -16,6 +17,15 @@ from jitkern.compilers.torch_extension import hints
 from jitkern.errors import CompileError, CompilerNotFound, DeclarationError, LoadError
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+# In a process of its own: the errors of libraries (name, text and flags) that are loaded in a row.
+LOAD = """
+import jitkern
+for name, text, *flags in {}:
+    try:
+        jitkern.load_inline(name, text, extra_cflags=flags, is_python_module=False, no_implicit_headers=True)
+    except jitkern.LoadError as e:
+        print(e)
+"""
 FRAGMENT = """
 #include <torch/csrc/stable/library.h>
 STABLE_TORCH_LIBRARY_FRAGMENT(drop_in_fragment, m) { m.def("%s(Tensor x) -> int"); /* { */ }
@@ -30,9 +40,8 @@ def test_a_syntax_error_has_lines_file_and_log():
         jitkern.load_inline("drop_in_syntax", "int main() { return 0 }", no_implicit_headers=True)
     assert isinstance(e.value, CompileError)
     lines = str(e.value).splitlines()
-    assert lines[0].startswith(
-        "could not compile `drop_in_syntax` of inline::drop_in_syntax for cpu-"
-    )
+    what = "`drop_in_syntax` of inline::drop_in_syntax"
+    assert lines[0].startswith(f"could not compile {what} for cpu-")
     assert "main.cpp:1:22: error: expected" in lines[0]
     log = Path(lines[-1].removeprefix("full log: "))
     assert "main.cpp:1:22" in log.read_text() and "-std=c++" in e.value.command
@@ -71,7 +80,7 @@ def test_what_nvcc_says_has_a_hint(said, hint):
 @pytest.mark.long
 def test_an_undefined_function_is_named():
     with pytest.raises(LoadError, match="undefined symbol.* is declared but not defined"):
-        module("drop_in_undefined", "int nowhere();\n#define VALUE nowhere()")
+        module("drop_in_undefined", "int nowhere();\n#define ANSWER nowhere()")
 
 
 @pytest.mark.long
@@ -79,7 +88,7 @@ def test_an_undefined_function_is_named():
 def test_a_library_that_is_missing_is_named(files, is_python_module):
     folder = files(other_dot_cpp="int other() { return 1; }")
     subprocess.run(["c++", "-shared", "-fPIC", "other.cpp", "-o", "libaway.so"], check=True)
-    define = f"int other();\n#define VALUE other() + {int(is_python_module)}"
+    define = f"int other();\n#define ANSWER other() + {int(is_python_module)}"
     with pytest.raises(LoadError, match=r"Say where libaway\.so is: extra_ldflags"):
         module(
             "drop_in_away", define, is_python_module=is_python_module,
@@ -89,40 +98,20 @@ def test_a_library_that_is_missing_is_named(files, is_python_module):
 
 @pytest.mark.long
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
-    code = f"""
-import jitkern
-arguments = dict(is_python_module=False, no_implicit_headers=True)
-source = {STABLE.replace("%s", "drop_in_ns")!r}
-jitkern.load_inline("drop_in_ns", source, **arguments)
-for text in (source + "// changed", source + "// again"):
-    try:
-        jitkern.load_inline("drop_in_ns", text, **arguments)
-    except jitkern.LoadError as e:
-        print(e)
-"""
-    done = run_python(code)
+    texts = [library("drop_in_ns") + end for end in ("", "// changed", "// again")]
+    done = run_python(LOAD.format([("drop_in_ns", text) for text in texts]))
     assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.count(
-            "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
-            "namespace already (main.cpp:"
-        )
-        == 2
+    says = (
+        "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
+        "namespace already (main.cpp:"
     )
+    assert done.stdout.count(says) == 2
 
 
 @pytest.mark.long
 def test_an_op_defined_twice_in_a_fragment_is_an_error(run_python):
-    code = f"""
-import jitkern
-arguments = dict(is_python_module=False, no_implicit_headers=True)
-for text in ({FRAGMENT % "one"!r}, {FRAGMENT % "two"!r}, {FRAGMENT % "one"!r} + "// changed"):
-    try:
-        jitkern.load_inline("drop_in_fragment", text, **arguments)
-    except jitkern.LoadError as e:
-        print(e)
-"""
-    done = run_python(code)
+    texts = [FRAGMENT % "one", FRAGMENT % "two", FRAGMENT % "one" + "// changed"]
+    done = run_python(LOAD.format([("drop_in_fragment", text) for text in texts]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("`drop_in_fragment` defines the op `drop_in_fragment::one`")
     assert done.stdout.count("\n") == 1
@@ -141,21 +130,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def("drop_in_branch::" "second(Tensor 
 
 @pytest.mark.long
 def test_what_is_registered_is_what_the_preprocessor_leaves(run_python):
-    code = f"""
-import jitkern
-arguments = dict(is_python_module=False, no_implicit_headers=True)
-named, branches = {STABLE.replace("%s", "TORCH_EXTENSION_NAME")!r}, {BRANCHES!r}
-for name, text, *flags in (
-    ("drop_in_named", named), ("drop_in_other", named), ("drop_in_named", named + "// changed"),
-    ("drop_in_first", branches, "-DFIRST"), ("drop_in_second", branches),
-    ("drop_in_third", branches, "-DFIRST"), ("drop_in_fourth", branches + "// changed"),
-):
-    try:
-        jitkern.load_inline(name, text, extra_cflags=flags, **arguments)
-    except jitkern.LoadError as e:
-        print(e)
-"""
-    done = run_python(code)
+    named = library("TORCH_EXTENSION_NAME")
+    loaded = [
+        ("drop_in_named", named), ("drop_in_other", named), ("drop_in_named", f"{named}// changed"),
+        ("drop_in_first", BRANCHES, "-DFIRST"), ("drop_in_second", BRANCHES),
+        ("drop_in_third", BRANCHES, "-DFIRST"), ("drop_in_fourth", f"{BRANCHES}// changed"),
+    ]  # fmt: skip
+    done = run_python(LOAD.format(loaded))
     assert done.returncode == 0, done.stderr
     named, third, fourth = done.stdout.splitlines()
     assert named.startswith("`drop_in_named` registers the namespace `drop_in_named` with")
@@ -165,18 +146,15 @@ for name, text, *flags in (
 
 
 def test_no_compiler_says_what_to_install():
-    with (
-        config.using(cxx="no-such-compiler"),
-        pytest.raises(CompilerNotFound, match="apt-get install g"),
-    ):
+    missing = config.using(cxx="no-such-compiler")
+    with missing, pytest.raises(CompilerNotFound, match="apt-get install g"):
         module("drop_in_no_compiler")
 
 
 def test_no_ninja_says_what_to_install(monkeypatch):
-    found = shutil.which
-    monkeypatch.setattr(
-        shutil, "which", lambda tool, *a, **k: None if tool == "ninja" else found(tool, *a, **k)
-    )
+    which = shutil.which
+    without = lambda tool, *a, **k: None if tool == "ninja" else which(tool, *a, **k)
+    monkeypatch.setattr(shutil, "which", without)
     with pytest.raises(CompilerNotFound, match="pip install ninja"):
         module("drop_in_no_ninja")
 

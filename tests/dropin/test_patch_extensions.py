@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import run_threads
-from inline_modules import MODULE, value
+from cpp_texts import MODULE
+from helpers import run_threads, write_files
+from inline_modules import value
 from torch.utils import cpp_extension
 
 import jitkern
@@ -240,13 +241,9 @@ def test_what_is_refused_far_below_is_left_to_torch(name, ours, torchs, caplog):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_left_to_torch_where_nothing_may_compile(name, ours, torchs, caplog):
     ours.answers.append(NotSupported("jitkern compiles no SYCL"))
-    with (
-        jitkern.patch_extensions(),
-        config.using(compile="never"),
-        pytest.raises(
-            NotCached, match="`x` is never in the cache: jitkern compiles no SYCL. .*off"
-        ),
-    ):
+    says = "`x` is never in the cache: jitkern compiles no SYCL. .*off"
+    off = config.using(compile="never")
+    with jitkern.patch_extensions(), off, pytest.raises(NotCached, match=says):
         getattr(cpp_extension, name)("x", [])
     assert not torchs and not warnings_of(caplog)
 
@@ -309,9 +306,8 @@ def test_a_program_that_holds_none_is_warned_of_nothing(run_python):
         "jitkern.patch_extensions()\n"
     )
     warnings = re.findall("patch_extensions comes too late for .*?:", done.stderr)
-    assert (done.returncode, warnings) == (0, ["patch_extensions comes too late for __main__:"]), (
-        done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert warnings == ["patch_extensions comes too late for __main__:"]
 
 
 # The real thing.
@@ -369,12 +365,8 @@ scale = cpp_extension.load("scale", [str(here / "scale.cpp")], extra_include_pat
 def test_a_program_runs_from_a_bundle_without_a_compiler(cache_dir, tmp_path):
     """Another path of the program, another home, another root: right, and nothing is compiled."""
     here, there, bundle = tmp_path / "here", tmp_path / "there" / "app", tmp_path / "bundle.tar"
-    here.mkdir()
-    files = {
-        "program.py": PROGRAM, "library.py": LIBRARY, "value.h": value(7), "scale.cpp": MODULE % '#include "value.h"',
-    }  # fmt: skip
-    for name, text in files.items():
-        (here / name).write_text(text)
+    files = {"program.py": PROGRAM, "library.py": LIBRARY, "value.h": value(7)}
+    write_files(here, {**files, "scale.cpp": MODULE % '#include "value.h"'})
 
     def run(*words, cwd=here, **environment):
         done = subprocess.run(
