@@ -2,15 +2,11 @@
 
 import pytest
 import torch
+from uncompiled import UncompiledKernels
 
 import jitkern.ops  # noqa: F401  whose ops are traced
-from jitkern.launch.call import variant_of
-from jitkern.launch.geometry import Compiled
-from jitkern.launch.resources.tables import Table
-from jitkern.launch.runner import CachedKernels, arguments_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.op.all_ops import all_ops
-from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import ITSELF
 from jitkern.target import Target
 from jitkern.trace.trace import trace
@@ -30,32 +26,13 @@ LAUNCHED = [
 BY_TORCH = {"int8_linear", "topk", "w4a16_linear", "w8a16_linear"}
 
 
-class Kernels(CachedKernels):
-    """Kernels that were never compiled: each takes what it is passed."""
-
-    def compiled(self, call):
-        variant, positions = variant_of(self.op, self.source, call, self.where, self.target)
-        meta = {"block": 128, "smem": 0, "cluster": 1}
-        compiled = Compiled(variant, None, meta, ("", "", ""), positions)
-        meta["parameters"] = [code_of(arg) for arg in arguments_of(compiled, call.args)]
-        return compiled
-
-
-def code_of(arg):
-    if isinstance(arg, Table):
-        return f"@{codes_of_torch()[arg.dtype]}:{arg.capacity}"
-    if arg is None or isinstance(arg, torch.Tensor):
-        return "*" if arg is None else f"*{codes_of_torch()[arg.dtype]}"
-    return "bool" if isinstance(arg, bool) else "i64" if isinstance(arg, int) else "f64"
-
-
 @pytest.mark.parametrize(("op", "source"), LAUNCHED)
 def test_calls_of_each_launch_function_run_no_python(op, source):
     function, traced, left = op.launch_function(source, "cuda"), [], []
     for sample in op.prewarm_samples():
         args, kwargs = op.signature.complete(*op.signature.split(sample.args))
         given = metadata_of(op.signature.in_order(args, kwargs))
-        kernels = Kernels(op.name, source, H200, "", {})
+        kernels = UncompiledKernels(op.name, source, H200, "", {})
         place = torch.device("cuda:0")
         try:
             traced.append(trace(op.signature, function, given, frozenset(kwargs), place, kernels))

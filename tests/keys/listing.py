@@ -12,6 +12,7 @@ import jitkern_chains  # noqa: F401  whose ops are listed
 import keyed_ops
 import keyed_triton
 import torch
+from uncompiled import UncompiledKernels
 
 import jitkern.ops
 from jitkern import jit
@@ -19,19 +20,13 @@ from jitkern.cache import records
 from jitkern.dropin import api, extension, memo
 from jitkern.launch import autotune
 from jitkern.launch.autotune import Choice
-from jitkern.launch.call import variant_of
 from jitkern.launch.devices import Launcher
-from jitkern.launch.geometry import Compiled
-from jitkern.launch.resources.tables import Table
-from jitkern.launch.resources.tensor_maps import TensorMap
-from jitkern.launch.runner import CachedKernels, arguments_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.op import compile_cache_key
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import digest_of, needs_of
 from jitkern.runtime import records as launch_records
 from jitkern.runtime.records import CallClass
-from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
 from jitkern.source.kinds import ITSELF, Variant
 from jitkern.target import Target
 from jitkern.trace.trace import trace
@@ -51,29 +46,15 @@ def noting(*args: Any) -> Any:
 RECORD_KEY, records.record_key = records.record_key, noting
 
 
-class Kernels(CachedKernels):
-    """Kernels of which nothing but the key is known: each takes what it is passed."""
+class Kernels(UncompiledKernels):
+    """Kernels of which nothing but the key is known."""
 
     def chosen(self, question):
         kept = autotune.published(self.op, self.source, self.target, "a GPU", question)
         return kept or Choice(question.configs[-1], "a GPU")
 
-    def compiled(self, call):
-        variant, positions = variant_of(self.op, self.source, call, self.where)
-        meta = {"block": 128, "smem": 0, "cluster": 1}
-        reference = records.reference_to(jit.key_of(variant, self.target))
-        compiled = Compiled(variant, None, meta, reference, positions)
-        meta["parameters"] = [code_of(arg) for arg in arguments_of(compiled, call.args)]
-        return compiled
-
-
-def code_of(arg):
-    if isinstance(arg, (TensorMap, Table)):
-        codes = codes_of_torch()
-        return TENSOR_MAP if isinstance(arg, TensorMap) else f"@{codes[arg.dtype]}:{arg.capacity}"
-    if arg is None or isinstance(arg, torch.Tensor):
-        return "*" if arg is None else f"*{codes_of_torch()[arg.dtype]}"
-    return "bool" if isinstance(arg, bool) else "i64" if isinstance(arg, int) else "f64"
+    def reference_to(self, variant):
+        return records.reference_to(jit.key_of(variant, self.target))
 
 
 def keys_of(op, source, target):

@@ -25,7 +25,7 @@ def listing(folder: Path, seed: int, compiled: Path) -> dict[str, list[str]]:
     compiled: the folder of the `.pyc` of all files, also those of Python and Torch.
     """
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("JITKERN_", "PYTHON"))}
-    paths = [REPOSITORY, FOLDER, FOLDER.parent / "composition"]
+    paths = [REPOSITORY, FOLDER, FOLDER.parent, FOLDER.parent / "composition"]
     kept |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONHASHSEED": str(seed)}
     kept |= {"PYTHONPYCACHEPREFIX": str(compiled), "JITKERN_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, "-W", "ignore", str(FOLDER / "listing.py"), str(folder / "keys")]
