@@ -12,6 +12,7 @@ MADE_TO_CHANGE = {
     "deque", "Counter", "OrderedDict", "defaultdict", "WeakValueDictionary", "WeakKeyDictionary", "WeakSet", "Lock",
     "RLock", "Condition", "Event", "Semaphore", "local", "ContextVar",
 }  # fmt: skip
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "setdefault", "update",
@@ -85,7 +86,7 @@ def test_there_is_one_way_to_renew_after_a_fork():
             assert "\nafter_fork(" in path.read_text() or " after_fork(" in path.read_text(), name
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 @pytest.mark.parametrize("make", ["Lock", "RLock", "Condition"])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_lock_is_free_in_a_child(run_python, make, own):
@@ -113,31 +114,56 @@ def test_a_lock_is_free_in_a_child(run_python, make, own):
     assert done.stdout == "0\n", done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_waits_for_an_import_of_another_thread(run_python, tmp_path):
-    room = tmp_path / "room"
-    room.mkdir()
-    room.joinpath("__init__.py").write_text(
+@pytest.fixture
+def forked(run_python, tmp_path):
+    """Fork while another thread imports `room.part`: `child`, and then `parent`, as statements."""
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text(
         "from jitkern._lazy import on_first_use\n__getattr__ = on_first_use(__name__)\n"
     )
-    room.joinpath("part.py").write_text(
-        "import sys, time\nsys.began.set()\ntime.sleep(0.5)\nVALUE = 3\n"
-    )
-    done = run_python(
-        "import os, signal, sys, threading\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import jitkern, room\n"
-        "jitkern._lazy.FORK_WAITS = 250.0\n"
-        "sys.began = threading.Event()\n"
-        "thread = threading.Thread(target=lambda: room.part.VALUE)\n"
-        "thread.start(); sys.began.wait()\n"
-        "if not (child := os.fork()):\n"
-        "    signal.alarm(250)\n"
-        "    os._exit(room.part.VALUE)\n"
-        "thread.join()\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
+
+    def forked(part, child, parent):
+        (tmp_path / "room" / "part.py").write_text(part)
+        return run_python(
+            "import os, signal, sys, threading\n"
+            f"sys.path.insert(0, {str(tmp_path)!r})\n"
+            "import jitkern, room\n"
+            "jitkern._lazy.FORK_WAITS = 250.0\n"
+            "sys.began = threading.Event()\n"
+            "thread = threading.Thread(target=lambda: room.part)\n"
+            "thread.start(); sys.began.wait()\n"
+            "if not (child := os.fork()):\n"
+            "    signal.alarm(250)\n"
+            f"    {child}\n"
+            f"status = os.waitpid(child, 0)[1]; thread.join()\n{parent}\n"
+        )
+
+    return forked
+
+
+@needs_fork
+def test_a_fork_waits_for_an_import_of_another_thread(forked):
+    part = "import sys, time\nsys.began.set()\ntime.sleep(0.5)\nVALUE = 3\n"
+    done = forked(part, "os._exit(room.part.VALUE)", "print(os.waitstatus_to_exitcode(status))")
     assert done.stdout == "3\n", done.stderr
+
+
+@needs_fork
+def test_a_fork_takes_the_locks_of_imports_that_it_waited_for(forked):
+    done = forked(
+        "import sys, time\n"
+        "from jitkern._fork import after_fork\n"
+        "sys.began.set()\ntime.sleep(0.5)\n"
+        "class Lock:\n"
+        "    calls = []\n"
+        "    def acquire(self): self.calls.append('taken')\n"
+        "    def release(self): self.calls.append('freed')\n"
+        "    def _at_fork_reinit(self): self.calls.append('renewed')\n"
+        "after_fork(held=Lock())\n",
+        "print(room.part.Lock.calls, flush=True); os._exit(0)",
+        "print(room.part.Lock.calls)",
+    )
+    assert done.stdout == "['taken', 'renewed']\n['taken', 'freed']\n", done.stderr
 
 
 REGISTERED_DURING_A_FORK = """
@@ -165,46 +191,12 @@ for _ in range(2):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 @pytest.mark.parametrize("known", [False, True], ids=["even the first", "a later"])
 def test_a_fork_frees_no_lock_that_it_did_not_take(fresh_python, known):
     """A module that another thread imports meanwhile registers its lock, and takes it."""
     done = fresh_python(REGISTERED_DURING_A_FORK.format(known=known))
     assert (done.stdout, done.stderr) == ("0 True []\n0 False []\n", "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_takes_the_locks_of_imports_that_it_waited_for(run_python, tmp_path):
-    room = tmp_path / "room"
-    room.mkdir()
-    room.joinpath("__init__.py").write_text(
-        "from jitkern._lazy import on_first_use\n__getattr__ = on_first_use(__name__)\n"
-    )
-    room.joinpath("part.py").write_text(
-        "import sys, threading, time\n"
-        "from jitkern._fork import after_fork\n"
-        "sys.began.set()\ntime.sleep(0.5)\n"
-        "class Lock:\n"
-        "    calls = []\n"
-        "    def acquire(self): self.calls.append('taken')\n"
-        "    def release(self): self.calls.append('freed')\n"
-        "    def _at_fork_reinit(self): self.calls.append('renewed')\n"
-        "after_fork(held=Lock())\n"
-    )
-    done = run_python(
-        "import os, sys, threading\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import jitkern, room\n"
-        "jitkern._lazy.FORK_WAITS = 250.0\n"
-        "sys.began = threading.Event()\n"
-        "thread = threading.Thread(target=lambda: room.part.Lock)\n"
-        "thread.start(); sys.began.wait()\n"
-        "if not (child := os.fork()):\n"
-        "    print(room.part.Lock.calls, flush=True); os._exit(0)\n"
-        "os.waitpid(child, 0)\n"
-        "print(room.part.Lock.calls)\n"
-    )
-    assert done.stdout == "['taken', 'renewed']\n['taken', 'freed']\n", done.stderr
 
 
 FORKS_MEANWHILE = """
@@ -248,7 +240,7 @@ print(errors)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 @pytest.mark.parametrize("forks", [1, 2], ids=["one thread forks", "two threads fork"])
 @pytest.mark.parametrize("child", [0, 3])
 def test_first_compiles_bear_forks_of_other_threads(run_python, forks, child):

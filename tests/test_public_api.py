@@ -52,20 +52,9 @@ def test_names_do_not_collide_with_submodules():
 
 def test_declare_has_all_that_a_kernel_author_needs():
     assert set(jitkern.declare.__all__) == {
-        "Cpp",
-        "CuTile",
-        "Cuda",
-        "Cute",
-        "Extension",
-        "Include",
-        "Op",
-        "Triton",
-        "Unit",
-        "attach",
-        "discover",
-        "installed",
-        "kernel",
-    }
+        "Cpp", "CuTile", "Cuda", "Cute", "Extension", "Include", "Op", "Triton", "Unit",
+        "attach", "discover", "installed", "kernel",
+    }  # fmt: skip
 
 
 def test_the_shipped_ops_are_functions_of_jitkern_ops():

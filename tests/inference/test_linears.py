@@ -177,27 +177,11 @@ def test_errors_of_weights():
     for call, message in (
         (lambda: int4.pack(torch.zeros(4, 100)), "K a multiple of 64"),
         (lambda: int4.quantize(torch.zeros(4, 128), 32), "64 or 128 numbers, not 32"),
-        (
-            lambda: int4.quantize(torch.zeros(4, 192)),
-            r"multiple of the group of 128, got \(4, 192\)",
-        ),
-        (
-            lambda: converters.from_awq(
-                *awq(numbers(16, 128), numbers(16, 1).T), torch.ones(1, 24)
-            ),
-            "scales must be",
-        ),
-        (
-            lambda: converters.from_awq(
-                *awq(numbers(16, 128), numbers(16, 4).T), torch.ones(4, 16)
-            ),
-            "64 or 128 numbers, not 32",
-        ),
-        (
-            lambda: converters.from_gptq(torch.zeros(4), torch.zeros(4), torch.ones(4)),
-            "int32 of 2 dimensions",
-        ),
-    ):
+        (lambda: int4.quantize(torch.zeros(4, 192)), r"multiple of the group of 128, got \(4, 192\)"),
+        (lambda: converters.from_awq(*awq(numbers(16, 128), numbers(16, 1).T), torch.ones(1, 24)), "scales must be"),
+        (lambda: converters.from_awq(*awq(numbers(16, 128), numbers(16, 4).T), torch.ones(4, 16)), "64 or 128 numbers, not 32"),
+        (lambda: converters.from_gptq(torch.zeros(4), torch.zeros(4), torch.ones(4)), "int32 of 2 dimensions"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
 

@@ -118,8 +118,7 @@ IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their cac
 
 
 @pytest.mark.parametrize(
-    "op",
-    one_in_four((op for op in SHIPPED if op.__name__ not in IN_PAGES), lambda op: op.__name__),
+    "op", one_in_four((op for op in SHIPPED if op.__name__ not in IN_PAGES), lambda op: op.__name__)
 )
 def test_shipped_ops_move_arguments_and_results_once(op):
     for args in op.sample_inputs("cpu"):
