@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-sys.path += [
-    str(TESTS / "remote"),
-    str(TESTS / "service"),
-    str(TESTS / "cache_tools"),
-    str(TESTS / "cache"),
-]
+sys.path += [str(TESTS / name) for name in ("remote", "service", "cache_tools", "cache", "launch")]
 pytest.register_assert_rewrite("web_servers")
 
 import servers  # noqa: E402

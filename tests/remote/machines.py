@@ -7,36 +7,14 @@ import sys
 from pathlib import Path
 
 import processes
+from helpers import COUNTED_CALLS
 from web_servers import settings_file
 
 PATIENT = """
 from jitkern.jit import download
 download.expected = lambda *_: float("inf")  # seconds of a compile, of which a miss may take half
 """
-CALLS = f"""
-import json, sys, torch
-{PATIENT}
-imported, events = set(sys.modules), []
-sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
-import jitkern, jitkern.ops
-from jitkern.runtime import binding, specializer, programs
-x, y = torch.rand(16), torch.rand(16)
-def call():
-    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
-call()
-specializer.settle()
-call()
-specializer.settle()
-before = sum(one.misses for one in programs.SLOTS)
-for _ in range(100):
-    call()
-print(json.dumps({{
-    "stats": jitkern.stats(), "sockets": events, "loaded": binding.runtime() is not None,
-    "misses": sum(one.misses for one in programs.SLOTS) - before,
-    "imported": [name for name in set(sys.modules) - imported
-                 if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
-}}))
-"""
+CALLS = COUNTED_CALLS.format(before=PATIENT)
 
 
 class Machine:

@@ -34,12 +34,12 @@ def add(
         return cache.publish(key, staging, Manifest(key_inputs, package=made_by))
 
 
-def stock(cache, package="alpha", *, ops=2, version="1.0"):
+def stock(cache, package="alpha", *, ops=2, version="1.0", cpu=CPU, host=HOST):
     """Fill a cache with the entries of a package, with the record of a call, and with the launch runtime."""
     for number in range(ops):
-        add(cache, f"{package}::op{number}", source=version, version=version)
-    add(cache, f"{package}::op0", HOST, package="jitkern", version="0.1", record="call")
-    add(cache, "jitkern::runtime", HOST, b"runtime", version="0.1")
+        add(cache, f"{package}::op{number}", cpu, source=version, version=version)
+    add(cache, f"{package}::op0", host, package="jitkern", version="0.1", record="call")
+    add(cache, "jitkern::runtime", host, b"runtime", version="0.1")
     return cache
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from helpers import declared
-from web_servers import Server, always, fill, said
+from web_servers import Server, always, fill, said, trusting
 
 from jitkern import config, jit
 from jitkern.cache.store import Cache
@@ -65,10 +65,6 @@ def service(tmp_path, op):
     (bundle,) = (tmp_path / "remote").rglob("*.tar")
     with Service(bundle.read_bytes()) as server:
         yield server
-
-
-def trusting(url, **settings):
-    return config.using(remote=url, trusted_remotes=url, **settings)
 
 
 @pytest.mark.long

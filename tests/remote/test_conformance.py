@@ -125,9 +125,7 @@ def test_sixteen_pushes_at_once_lose_nothing(store, tmp_path):
         unsigned=True,
     )
     caches = [stock(Cache(tmp_path / f"{i}", fsync=False), f"package{i}") for i in range(1, 17)]
-    run_threads(
-        *(partial(publish.push, c, everything(c), store, unsigned=True) for c in caches),
-    )
+    run_threads(*(partial(publish.push, c, everything(c), store, unsigned=True) for c in caches))
     machine = f"{CPU}-linux_x86_64"
     index = read_index(store, machine)[0]
     packages = [bundle.package for bundle in index.bundles]

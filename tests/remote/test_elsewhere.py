@@ -1,67 +1,17 @@
-"""What reads a remote, or carries a bundle, without any part of ours: a web server, and a registry of images."""
+"""What carries a bundle without any part of ours: a registry of images."""
 
 import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 import servers
 from helpers import REPOSITORY
-from stocked import CPU, everything, names
+from stocked import names
 
-from jitkern.errors import SettingError
-from jitkern.remote import layout, publish, pull
-from jitkern.remote.opening import opened
-from jitkern.remote.store import Object, Unavailable
-
-HERE = f"{CPU}-linux_x86_64"
 pytestmark = pytest.mark.conformance
-
-
-class Web:
-    """The least that reads a web server: where this jitkern has no store for https."""
-
-    def __init__(self, url):
-        self.url = url
-
-    def get(self, name, *, limit, unless=None):
-        try:
-            with urllib.request.urlopen(f"{self.url}/{name}", timeout=250) as answer:
-                if int(answer.headers["Content-Length"]) > limit:
-                    raise Unavailable("too large")
-                return Object(answer.read(), answer.headers.get("ETag"))
-        except urllib.error.HTTPError as e:
-            if e.code == 404:
-                return None
-            raise Unavailable(str(e)) from e
-
-
-def reader(url):
-    try:
-        return opened(url)
-    except SettingError:
-        return Web(url)
-
-
-def test_a_web_server_serves_what_was_pushed_into_a_directory(
-    tmp_path, directory, full, empty, key, public
-):
-    publish.push(full, everything(full), directory, key=key)
-    tmp_path.chmod(0o755)
-    (tmp_path / "nginx").mkdir()
-    with servers.nginx(tmp_path / "nginx", directory.root) as url:
-        store = reader(url)
-        assert store.get("v1/none/index.json", limit=100) is None
-        assert store.get(layout.ROOT, limit=100).data == layout.ROOT_CONTENT
-        with pytest.raises(Unavailable):
-            store.get(layout.ROOT, limit=3)
-        done = pull.pull(empty, store, [HERE], (public,))
-        assert (done.new, done.failed) == (4, ())
-    assert names(empty) == names(full)
 
 
 def test_a_registry_of_images_carries_a_bundle_as_the_guide_says(tmp_path, cache_dir, full):

@@ -2,17 +2,16 @@
 
 import collections
 import errno
-import functools
-import http.server
 import itertools
-import threading
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers import run_threads
+from servers import free_port, started
 from stocked import everything
-from web_servers import Server, closed_port, digests, fill, put, static
+from web_servers import Server, closed_port, digests, fill, put, static, trusting
 
 import jitkern
 from jitkern import config, jit, testing
@@ -20,10 +19,6 @@ from jitkern.cache.store import Cache
 from jitkern.errors import NotCached
 from jitkern.remote import fetch, layout, publish
 from jitkern.source.kinds import Variant
-
-
-def trusting(*urls, **settings):
-    return config.using(remote=urls, trusted_remotes=urls, **settings)
 
 
 @pytest.fixture
@@ -71,24 +66,16 @@ def pushed(tmp_path, directory, compiler, variant, target):
 
 
 def test_a_plain_web_server_of_a_directory_warms_an_empty_cache(
-    directory, pushed, compiler, variant, target
+    tmp_path, directory, pushed, compiler, variant, target
 ):
     """The server of Python's library, which knows neither ETags nor us."""
     pushed()
-    handler = functools.partial(Quiet, directory=directory.root)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with trusting(f"http://127.0.0.1:{server.server_port}", compile="never"):
-                jit.ensure(variant, target)
-        finally:
-            server.shutdown()
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", f"{port}", "-b", "127.0.0.1", "-d"]
+    server, url = started([*command, directory.root], port, tmp_path), f"http://127.0.0.1:{port}"
+    with server, trusting(url, compile="never"):
+        jit.ensure(variant, target)
     assert not compiler.compiles
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 def test_a_bundle_that_is_gone_is_a_miss_until_the_next_push(

@@ -1,9 +1,12 @@
-"""Whole processes with a remote: cold, warm, many at once, forked, and at their end."""
+"""Whole processes with a remote or a service: cold, warm, many at once, forked, and at their end."""
 
 import json
+import re
+import signal
 
 import pytest
 from machines import PATIENT, Machine
+from served import end, serving
 from web_servers import Server, fill, static
 
 from jitkern.cache.store import Cache
@@ -72,11 +75,10 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.long)])
-def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
+def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)
-        processes = [machine.start() for _ in range(count)]
+        processes = [machine.start() for _ in range(8)]
         for process in processes:
             out, err = process.communicate(timeout=300)
             assert process.returncode == 0, err
@@ -131,7 +133,7 @@ jitkern.ops.vec_add(x, x)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, 200])
 def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count):
     with Server(static(remote)) as server:
         for first in range(0, count, 4):
@@ -142,3 +144,29 @@ def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count
             for process in [machine.start(ENDING) for machine in machines]:
                 _, err = process.communicate(timeout=300)
                 assert (process.returncode, err) == (0, "")
+
+
+BARE = {
+    "PATH": "", "CC": "/nonexistent", "CXX": "/nonexistent",
+    "JITKERN_COMPILE": "never", "JITKERN_FALLBACK": "raise",
+}  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_machine_has_it_built_and_the_next_gets_the_bundle(tmp_path):
+    """The service has an empty cache; both machines compute by C in their first process."""
+    here = {"JITKERN_CACHE_DIR": str(tmp_path / "service"), "PYTHONUNBUFFERED": "1"}
+    with serving("jitkern::vec_add", "-v", cwd=tmp_path, **here) as (process, url):
+        for machine in (Machine(tmp_path / "first", url), Machine(tmp_path / "second", url)):
+            found, stderr = machine.run(**BARE)
+            assert not found["stats"]["compiles"] and not found["stats"]["runtimes"], stderr
+            assert (found["loaded"], found["misses"], stderr) == (True, 0, "")
+            assert found["stats"]["fetched"] >= 1
+        warm, _ = machine.run(**BARE)
+        assert warm["sockets"] == [] and warm["imported"] == [] and not warm["misses"]
+        code, log = end(process, signal.SIGTERM)
+    assert code == 0
+    asked = re.findall(r"'(GET|POST) (\S+) HTTP/1.1' (\d+)", log)
+    last_post = max(number for number, (verb, _, _) in enumerate(asked) if verb == "POST")
+    second = [(verb, status) for verb, _, status in asked[last_post + 1 :]]
+    assert second == [("GET", "200")] * 3, log  # the index, the bundle, and that of the runtime

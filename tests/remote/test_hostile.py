@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 import web_servers as servers
-from web_servers import Server, one_entry, put, said, static
+from web_servers import Server, always, one_entry, put, said, static, trusting
 
 from jitkern import config, jit
 from jitkern.cache.key import Key
@@ -71,7 +71,7 @@ def test_a_flipped_bit_in_any_byte_of_a_bundle(tmp_path, place, files, cache_dir
     folder, machine, key = place
     good = one_entry(files, key.target, key.name)
     url = f"file://{folder}"
-    with config.using(trusted_remotes=url, remote=url):
+    with trusting(url):
         remote = fetch.remote_of(url)
         cache = Cache(cache_dir, fsync=False)
         miss = fetch.Miss(cache, key, 1.0)
@@ -99,21 +99,28 @@ def test_a_bundle_that_is_cut_off(place, files, refused):
     refused(f"file://{folder}", "is cut off before")
 
 
-@pytest.mark.parametrize("of_index", [True, False])
-def test_a_body_without_an_end(place, refused, of_index):
-    files = static(place[0])
+@pytest.mark.parametrize(
+    ("odd", "of_index", "why"),
+    [
+        (servers.endless, True, f"it has more than {layout.LARGEST_INDEX} bytes"),
+        (servers.endless, False, "it has more than "),
+        (always(said(304)), True, "304"),
+        (always(said(304)), False, "304"),
+    ],
+)
+def test_an_answer_without_an_end_or_that_nobody_asked_for(place, refused, odd, of_index, why):
+    good = static(place[0])
 
-    def endless(connection, request):
-        odd = request.path.endswith("index.json") == of_index
-        return (servers.endless if odd else files)(connection, request)
+    def answer(connection, request):
+        is_odd = request.path.endswith("index.json") == of_index
+        return (odd if is_odd else good)(connection, request)
 
-    limit = f"{layout.LARGEST_INDEX} bytes" if of_index else ""
-    with Server(endless) as server:
-        refused(server.url, f"it has more than {limit}")
+    with Server(answer) as server:
+        refused(server.url, why)
 
 
 def test_a_body_that_is_announced_to_be_a_hundred_gigabytes(refused):
-    with Server(servers.always(said(200, Content_Length=10**11))) as server:
+    with Server(always(said(200, Content_Length=10**11))) as server:
         refused(server.url, f"it has {10**11} bytes")
 
 
@@ -129,9 +136,22 @@ def test_a_bomb(place, files, refused, content):
 
 
 @pytest.mark.usefixtures("signing_package")
-def test_an_unsigned_bundle(tmp_path, place, refused):
+@pytest.mark.parametrize("by_another", [False, True], ids=["by nobody", "by another"])
+def test_what_no_trusted_key_signed_is_refused_unread(
+    tmp_path, place, files, refused, by_another, monkeypatch
+):
+    folder, machine, key = place
     public = signing.keygen(tmp_path / "key", "")
-    refused(f"file://{place[0]}", "not signed", trusted_keys=[public], trusted_remotes=[])
+    if by_another:
+        signing.keygen(tmp_path / "other", "")
+        cache = Cache(tmp_path / "builder")
+        signing.sign(cache, chosen(cache, EntryFilter()), tmp_path / "other")
+        ((_, entry),) = cache.entries()
+        data = one_entry({**files, "manifest.sig": entry.signatures()}, key.target, key.name)
+        put(folder, machine, data, [key.digest[:16]])
+    monkeypatch.setattr("jitkern.cache_tools.bundle.Manifest", None)  # would be an error
+    why = "not signed by a trusted key"
+    refused(f"file://{folder}", why, trusted_keys=[public], trusted_remotes=[])
 
 
 @pytest.mark.usefixtures("signing_package")
@@ -145,21 +165,6 @@ def test_a_signature_of_other_bytes(tmp_path, place, files, refused):
     signed = {"manifest.sig": entry.signatures(), NAME: changed.encode(), "out.so": b"evil"}
     put(folder, machine, one_entry(signed, key.target, key.name), [key.digest[:16]])
     refused(f"file://{folder}", "is wrong", trusted_keys=[public], trusted_remotes=[])
-
-
-def test_an_index_that_names_a_bundle_of_a_terabyte(place, refused):
-    folder, machine, key = place
-    put(folder, machine, b"x", [key.digest[:16]], bytes=1 << 40)
-    refused(f"file://{folder}", f"it has {1 << 40} bytes")
-
-
-@pytest.mark.parametrize(
-    "file", ["../../../secret.tar", f"../{'0' * 64}.tar", f"{'0' * 64}.tar/..", "index.json"]
-)
-def test_an_index_that_names_other_places(tmp_path, place, refused, file):
-    folder, machine, key = place
-    put(folder, machine, b"x", [key.digest[:16]], file=file)
-    refused(f"file://{folder}", "it is not in jitkern's format")
 
 
 @pytest.mark.long
@@ -183,36 +188,37 @@ def test_an_index_that_is_none(place, refused, data):
     refused(f"file://{folder}", "index.json")
 
 
-@pytest.mark.parametrize(
-    "fields", [{"bytes": 10**4000}, {"package": "\x1b[2J"}, {"version": "\ud800"}, {"push": "\n"}]
-)
-def test_an_index_that_no_terminal_can_print(place, refused, fields):
-    folder, machine, key = place
-    row = {"bytes": 1, "entries": [key.digest[:16]], "file": f"{'0' * 64}.tar", "package": "",
-           "push": "", "version": "", **fields}  # fmt: skip
-    index = json.dumps({"bundles": [row], "schema": 2}, sort_keys=True, separators=(",", ":"))
-    (folder / "v1" / machine / "index.json").write_text(index)
-    refused(f"file://{folder}", "it is not in jitkern's format")
-
-
-@pytest.mark.parametrize("of_index", [True, False])
-def test_what_is_unchanged_though_nobody_asked(place, refused, of_index):
-    folder, _, _ = place
-    files = static(folder)
-
-    def answer(connection, request):
-        odd = request.path.endswith("index.json") == of_index
-        return said(304) if odd else files(connection, request)
-
-    with Server(answer) as server:
-        refused(server.url, "304")
-
-
 def test_a_compressed_page_is_taken_as_it_is(place, refused):
     """No filter of the transport may unpack more than was counted."""
     data = zlib.compress(bytes(1 << 20))
-    with Server(servers.always(said(200, data, Content_Encoding="deflate"))) as server:
+    with Server(always(said(200, data, Content_Encoding="deflate"))) as server:
         refused(server.url, "index.json")
+
+
+NO_FORMAT = "it is not in jitkern's format"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"bytes": 1 << 40}, f"it has {1 << 40} bytes"),
+        ({"file": "../../../secret.tar"}, NO_FORMAT),
+        ({"file": f"../{'0' * 64}.tar"}, NO_FORMAT),
+        ({"file": f"{'0' * 64}.tar/.."}, NO_FORMAT),
+        ({"file": "index.json"}, NO_FORMAT),
+        ({"bytes": 10**4000}, NO_FORMAT),
+        ({"package": "\x1b[2J"}, NO_FORMAT),
+        ({"version": "\ud800"}, NO_FORMAT),
+        ({"push": "\n"}, NO_FORMAT),
+    ],
+)
+def test_an_index_that_names_what_no_bundle_can_be(place, refused, fields, why):
+    folder, machine, key = place
+    file = put(folder, machine, b"x", [key.digest[:16]])
+    row = {"bytes": 1, "entries": [key.digest[:16]], "file": file, "package": "", "push": "", "version": "", **fields}  # fmt: skip
+    index = json.dumps({"bundles": [row], "schema": 2}, sort_keys=True, separators=(",", ":"))
+    (folder / "v1" / machine / "index.json").write_text(index)
+    refused(f"file://{folder}", why)
 
 
 def test_a_key_is_more_than_the_digits_in_a_name(place, cache_dir):
@@ -220,7 +226,7 @@ def test_a_key_is_more_than_the_digits_in_a_name(place, cache_dir):
     folder, _, key = place
     cache = Cache(cache_dir, fsync=False)
     url = f"file://{folder}"
-    with config.using(remote=url, trusted_remotes=url):
+    with trusting(url):
         twin = Key(key.inputs, key.digest[:16] + hashlib.sha256(b"x").hexdigest()[:48], key.label)
         assert "no such entry" in fetch.fetch(fetch.Miss(cache, twin, 1.0))
         assert cache.find(twin) is None

@@ -1,13 +1,11 @@
 """A power cut after entries were adopted without fsync: nothing torn is read; they are fetched again."""
 
-import hashlib
-
 import pytest
 from publishing import publish
-from test_power_cut import disk  # noqa: F401  a fixture
-from web_servers import fill
+from test_power_cut import content_of, disk  # noqa: F401  a fixture
+from web_servers import fill, trusting
 
-from jitkern import config, testing
+from jitkern import testing
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.store import Cache
 from jitkern.files import atomic
@@ -19,10 +17,6 @@ TARGET = "cpu-x86_64-torch2.13.0-linux_x86_64"
 def key_of(n):
     inputs = {"op": f"test::op{n}", "target": TARGET}
     return Key(inputs, digest_of(inputs), f"op{n}")
-
-
-def content_of(key):
-    return hashlib.sha256(key.digest.encode()).digest() * 1000
 
 
 KEYS = [key_of(n) for n in range(16)]
@@ -39,7 +33,7 @@ def url(tmp_path):
 
 
 def fetched(cache, key, url):
-    with config.using(remote=url, trusted_remotes=url):
+    with trusting(url):
         return fetch.fetch(fetch.Miss(cache, key, 1.0)) == ""
 
 

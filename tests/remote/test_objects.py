@@ -190,7 +190,7 @@ def test_a_fork_after_use_is_unavailable_and_one_before_is_fine(stub, run_python
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [4, 200])
 def test_processes_that_asked_just_before_their_exit_end_well(stub, count):
     """Asynchronous calls of obstore abort one process of seven there."""
     code = f"from jitkern.remote.opening import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"

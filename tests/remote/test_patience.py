@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import web_servers as servers
 from helpers import LONGEST, run_threads
-from web_servers import Server, closed_port, said, static
+from web_servers import Server, closed_port, said, static, trusting
 
 from jitkern import config, jit
 from jitkern.errors import NotCached
@@ -146,10 +146,6 @@ def test_a_busy_remote_is_asked_again_until_the_budget_is_used(cooldown, monkeyp
 # ------------------------------------------------------------------ misses
 
 
-def trusting(url, **settings):
-    return config.using(remote=url, trusted_remotes=url, **settings)
-
-
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_a_store_that_is_down_costs_little_and_is_left_alone(
     compiler, source, target, variant, mode, caplog
@@ -261,7 +257,7 @@ def test_a_store_that_does_not_open_costs_the_budget(
         time.sleep(600)
 
     monkeypatch.setattr(fetch, "opened", opened)
-    with config.using(remote="file:///x", trusted_remotes="file:///x", remote_budget=0.5):
+    with trusting("file:///x", remote_budget=0.5):
         jit.ensure(variant, target)
         assert opening.wait(LONGEST) and len(compiler.compiles) == 1
         from publishing import in_a_child

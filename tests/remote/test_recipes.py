@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import servers
 from bucket_stubs import BUCKET, serving
-from helpers import LONGEST
+from helpers import LONGEST, ran
 from test_shipping import PAGE, SERVE, block, recipe
 
 from jitkern.cli import parser
@@ -45,12 +45,9 @@ class Release:
 
     def shell(self, script, cwd=None, **environment):
         where = {"JITKERN_CACHE_DIR": str(self.cache), "PYTHONPATH": f"{self.project}/src"}
-        done = subprocess.run(
-            ["/bin/sh", "-ec", PROGRAMS + script], cwd=cwd or self.project, env={**os.environ, **where, **environment},
-            capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        env = {**os.environ, **where, **environment}
+        command = ("/bin/sh", "-ec", PROGRAMS + script)
+        return ran(*command, cwd=cwd or self.project, env=env, timeout=300)
 
     def node(self, folder, settings, command="python serve.py", **environment):
         """The figures of a program on a machine with a settings file, a cache of its own, and no compiler."""
@@ -246,20 +243,8 @@ def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
     (tmp_path / "nginx").mkdir()
     cache = tmp_path / "service"
     shutil.copytree(release.cache, cache)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "jitkern",
-        "serve",
-        "mypkg",
-        "--listen",
-        "127.0.0.1:0",
-        "--key",
-        "release-key",
-        "-v",
-    ]
+    options = "serve mypkg --listen 127.0.0.1:0 --key release-key -v"
+    command = [*PYTHON.split(), "-m", "jitkern", *options.split()]
     around = {"JITKERN_CACHE_DIR": str(cache), "PYTHONPATH": f"{release.project}/src"}
     with (tmp_path / "log").open("w") as log:
         service = subprocess.Popen(

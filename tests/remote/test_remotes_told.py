@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import last_json
-from web_servers import Server, always, closed_port, fill, said, settings_file, static
+from web_servers import Server, always, closed_port, fill, said, settings_file, static, trusting
 
 import jitkern
 from jitkern import config, jit, testing
@@ -89,7 +89,7 @@ def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monke
         assert code == 0, out
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     url = f"file://{tmp_path / 'remote'}"
-    with config.using(remote=url, trusted_remotes=url):
+    with trusting(url):
         _, out, _ = cli("explain", "vec_add", "--json")
         reasons = [row["reason"] for op in json.loads(out)["ops"] for row in op["variants"]]
         assert any(f"in the remote {url}: yes, in the bundle" in reason for reason in reasons)
@@ -97,7 +97,7 @@ def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monke
         reasons = [row["reason"] for op in json.loads(out)["ops"] for row in op["variants"]]
         assert any(f"in the remote {url}: no" in reason for reason in reasons)
     dead = f"http://127.0.0.1:{closed_port()}"
-    with config.using(remote=dead, trusted_remotes=dead):
+    with trusting(dead):
         for _ in range(2):
             _, out, _ = cli("explain", "softmax", "--json")
     assert "not asked: off for" in out

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from web_servers import Server, closed_port, fill, static, trusting
 
-from jitkern import config
+from jitkern import Config, config, jit
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import signing
+from jitkern.cache_tools.listing import EntryFilter, chosen
 from jitkern.errors import JitkernError
 from jitkern.remote import trust
 
@@ -106,3 +110,52 @@ def test_nor_is_one_of_a_misspelt_url(url, cli, set_environment):
         except JitkernError as e:
             said = str(e)
         assert "secret" not in said
+
+
+# ------------------------------------------------------------------ misses
+
+
+def test_entries_of_a_trusted_key_are_taken_over_plain_http(
+    tmp_path, filled, key, public, compiler, variant, target
+):
+    cache, folder = Cache(tmp_path / "builder"), tmp_path / "signed"
+    signing.sign(cache, chosen(cache, EntryFilter()), key)
+    fill(cache, folder)
+    keys = [f"ed25519 {public}"]
+    with Server(static(folder)) as server, config.using(remote=server.url, trusted_keys=keys):
+        entry = jit.ensure(variant, target)
+    assert not compiler.compiles
+    assert (entry.path / "manifest.sig").is_file()
+
+
+def test_a_remote_that_is_not_trusted_is_not_asked(
+    filled, compiler, variant, target, source, caplog
+):
+    with Server(static(filled[0])) as server, config.using(remote=server.url):
+        jit.ensure(variant, target)
+        jit.ensure(variant._replace(function="other"), target)
+        assert not server.requests
+    assert len(compiler.compiles) == 2
+    (line,) = caplog.messages
+    assert all(
+        word in line for word in (server.url, "trusted_keys", "trusted_remotes", "config.toml")
+    )
+
+
+def test_a_root_of_signed_entries_stays_one(tmp_path):
+    url = "https://example.com/x"
+    settings = Config(
+        remote=url, trusted_remotes=url, trusted_keys=[f"ed25519 {KEY}"], signed=[tmp_path]
+    )
+    assert trust.keys_for(url, settings, tmp_path) == settings.trusted_keys
+    assert trust.keys_for(url, settings, tmp_path / "other") == ()
+
+
+def test_messages_name_no_password(caplog, compiler, variant, target):
+    url = f"http://user:hunter2@127.0.0.1:{closed_port()}/x"
+    with trusting(url):
+        jit.ensure(variant, target)
+    with config.using(remote=url.replace("/x", "/y")):
+        jit.ensure(variant._replace(function="other"), target)
+    assert len(caplog.messages) == 2
+    assert "127.0.0.1" in caplog.text and "hunter2" not in caplog.text

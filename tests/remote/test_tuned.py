@@ -1,67 +1,30 @@
 """What comes before a kernel is missed: a choice among configurations, or the background's turn."""
 
-import json
 import threading
 
 import pytest
 import torch
 from helpers import LONGEST, declared, until
+from tuning import MODULE, RUN, SOURCE
 from web_servers import Server, fill, settings_file, static
 
 from jitkern import config
 from jitkern.cache.store import Cache
 from jitkern.runtime import specializer
 
-SOURCE = """
-extern "C" void scale(T* y, const T* x, double a, long n) {
-  for (long i = 0; i < n; i++) y[i] = a * x[i] * WAY / WAY;
-}
-"""
-MODULE = """
-import json, torch
-from jitkern.declare import Cpp, kernel
-op = kernel("jitkern_fetched::scaled(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
-@op.reference
-def _(x): return 2 * x
-@op.tune("cpu", key=lambda x: x.shape[0])
-def _(x): return [{"WAY": 5}, {"WAY": 3}]
-@op.launch("cpu")
-def _(k, x):
-    out = torch.empty_like(x)
-    k.scale[{"T": x.dtype, "WAY": k.config["WAY"]}](out, x, 2.0, x.numel())
-    return out
-"""
-RUN = """
-import json, torch
-from jitkern.launch import measure
-measured = []
-def milliseconds(run, candidate, device, *, cold):
-    run(candidate)()
-    measured.append(candidate["WAY"])
-    return float(candidate["WAY"])
-measure.milliseconds = milliseconds
-import jitkern, tuned
-from jitkern.runtime import specializer
-x = torch.ones(3)
-assert torch.equal(tuned.op(x), 2 * x)
-specializer.settle()
-print(json.dumps([measured, jitkern.stats()["compiles"]]))
-"""
-
 
 @pytest.mark.long
 def test_a_remotes_choice_comes_before_measuring(tmp_path, run_python):
     (tmp_path / "k.cpp").write_text(SOURCE)
-    (tmp_path / "tuned.py").write_text(MODULE)
+    (tmp_path / "tuned.py").write_text(MODULE.format(ways="(5, 3)", key="None"))
+    code = RUN.format(warm=False) + "print(jitkern.stats()['compiles'])\n"
 
     def run(cache, **environment):
-        done = run_python(
-            RUN, PYTHONPATH=str(tmp_path), JITKERN_CACHE_DIR=str(tmp_path / cache), **environment
-        )
+        done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / cache), **environment)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return done.stdout
 
-    assert run("builder") == [[5, 3], 2]
+    assert run("builder") == "[6.0, 6.0, 6.0] [5, 3]\n2\n"
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     url = f"file://{tmp_path / 'remote'}"
     trust = {
@@ -69,7 +32,8 @@ def test_a_remotes_choice_comes_before_measuring(tmp_path, run_python):
         "XDG_CONFIG_HOME": str(settings_file(tmp_path, trusted_remotes=[url])),
     }
     for environment in ({}, {"JITKERN_COMPILE": "never"}):
-        assert run(f"node{len(environment)}", **trust, **environment) == [[], 0]
+        found = run(f"node{len(environment)}", **trust, **environment)
+        assert found == "[6.0, 6.0, 6.0] []\n0\n"
 
 
 @pytest.mark.long
@@ -103,10 +67,7 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     with (
         Server(once_returned) as server,
         config.using(
-            remote=server.url,
-            trusted_remotes=server.url,
-            compile="background",
-            cc="/nonexistent",
+            remote=server.url, trusted_remotes=server.url, compile="background", cc="/nonexistent"
         ),
     ):
         assert torch.equal(op(x), 2 * x)

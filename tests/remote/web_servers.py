@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from bundling import archive, joined
 
+from jitkern import config
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle
@@ -50,21 +51,14 @@ def digests(entries: Iterable[Entry]) -> list[str]:
 
 
 def put(
-    folder: Path,
-    machine: str,
-    data: bytes,
-    entries: list[str],
-    *,
-    suffix: str = ".tar",
-    **fields,
+    folder: Path, machine: str, data: bytes, entries: list[str], *, suffix: str = ".tar"
 ) -> str:
     """Write a bundle of these bytes and an index that names it alone; returns its file name."""
     place = folder / "v1" / machine
     place.mkdir(parents=True, exist_ok=True)
-    file = fields.get("file", hashlib.sha256(data).hexdigest() + suffix)
-    if "/" not in file:
-        (place / file).write_bytes(data)
-    listed = Bundle(file, fields.get("bytes", len(data)), "test", "1", tuple(entries))
+    file = hashlib.sha256(data).hexdigest() + suffix
+    (place / file).write_bytes(data)
+    listed = Bundle(file, len(data), "test", "1", tuple(entries))
     (place / "index.json").write_bytes(Index((listed,)).encode())
     return file
 
@@ -204,6 +198,11 @@ def closed_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
+
+
+def trusting(*urls: str, **settings: object):
+    """A block whose misses ask these remotes, and trust them."""
+    return config.using(remote=urls, trusted_remotes=urls, **settings)
 
 
 def settings_file(folder: Path, **settings: object) -> Path:
