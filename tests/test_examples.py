@@ -6,13 +6,12 @@ import inspect
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPOSITORY
+from helpers import REPOSITORY, ran
 
 from jitkern import jit
 from jitkern.compilers.cuda import toolkit
@@ -33,11 +32,7 @@ def run(folder, lines, **more):
     """Run these lines of the README in this folder; returns what they print."""
     script = "\n".join(lines).replace("python ", f"{sys.executable} -W ignore ")
     environment = {**os.environ, "PYTHONPATH": ".", **more}
-    done = subprocess.run(
-        ["sh", "-ec", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return ran("sh", "-ec", script, cwd=folder, env=environment)
 
 
 @pytest.fixture
@@ -103,11 +98,7 @@ FEW = ["--every", "4", "--layers", "2", "--width", "16", "--batch", "8", "--roun
 
 
 def trained(device, *arguments):
-    done = subprocess.run(
-        [*LOOP, "--device", device, *FEW, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ran(*LOOP, "--device", device, *FEW, *arguments)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -134,13 +125,6 @@ def test_both_loops_notice_a_nan():
 LLAMA = [sys.executable, "-W", "ignore", str(REPOSITORY / "examples" / "llama_block" / "train.py")]
 
 
-def of_ways(*arguments):
-    """Run the example; returns its exit code, what it prints, and the loss in each shown step."""
-    done = subprocess.run([*LLAMA, *arguments], capture_output=True, text=True, check=False)
-    lines = re.findall(r"^ *(\d+)((?: +\d+\.\d{4})+)$", done.stdout, re.MULTILINE)
-    return done, {int(step): [*map(float, losses.split())] for step, losses in lines}
-
-
 @pytest.mark.parametrize(
     ("device", "ways", "steps"),
     [
@@ -150,19 +134,20 @@ def of_ways(*arguments):
     ],
 )
 def test_a_llama_learns_the_same_with_jitkerns_ops(device, ways, steps):
-    done, losses = of_ways("--device", device, "--ways", *ways, "--steps", str(steps))
-    assert done.returncode == 0, done.stdout + done.stderr
+    out = ran(*LLAMA, "--device", device, "--ways", *ways, "--steps", str(steps))
+    lines = re.findall(r"^ *(\d+)((?: +\d+\.\d{4})+)$", out, re.MULTILINE)
+    losses = {int(step): [*map(float, numbers.split())] for step, numbers in lines}
     assert max(losses) == steps - 1 and len(losses) > 5
     assert all(len(row) == len(ways) for row in losses.values())
     first, last = losses[0], losses[steps - 1]
     assert all(after < before - 0.1 for before, after in zip(first, last)), "the loss falls"
-    numbers = re.findall(r" by (?:at most )?(\d\S*) in ", done.stdout)
+    numbers = re.findall(r" by (?:at most )?(\d\S*) in ", out)
     bound = 1e-4 if device == "cpu" else 0.05
     assert len(numbers) == 3 * (len(ways) - 1)
     for way in range(len(ways) - 1):
         start, end, most = map(float, numbers[3 * way : 3 * way + 3])
         assert max(start, end, most / 10) <= bound
-    table = re.findall(r"^(\S+)(?: +\d+\.\d\d){4}$", done.stdout, re.MULTILINE)
+    table = re.findall(r"^(\S+)(?: +\d+\.\d\d){4}$", out, re.MULTILINE)
     assert table == ways
 
 
@@ -189,9 +174,7 @@ SMALL += ["--vocabulary", "1000", "--prompt", "40", "--steps", "40"]
 
 
 def decoded(*arguments):
-    done = subprocess.run([*DECODE, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ran(*DECODE, *arguments)
 
 
 @pytest.mark.parametrize(

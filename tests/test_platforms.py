@@ -1,11 +1,11 @@
 """What works elsewhere than on Linux with glibc: one sentence says it. The other systems are imitated."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
+from helpers import ran
 
 from jitkern import cli, target
 from jitkern.runtime import code_page
@@ -59,12 +59,8 @@ print(json.dumps({{
 def test_elsewhere_references_answer_and_the_rest_says_why(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scale.cpp").write_text('extern "C" void scale(float* x) {}\n')
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD.format(system=SYSTEMS[name])],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    child = CHILD.format(system=SYSTEMS[name])
+    found = json.loads(ran(sys.executable, "-W", "ignore", "-c", child))
     why = f"{name} is not supported: {ANSWER}"
     assert (found["op"], found["pointwise"]) == ([0.0, 2.0, 4.0], [0.0, 2.0, 4.0])
     assert (found["kernel"], found["inline"]) == (why, why)

@@ -42,13 +42,8 @@ def test_the_guide_from_cpp_extension_is_true(tmp_path, run_python):
 @pytest.mark.long
 @pytest.mark.common_cache
 def test_the_demo_runs():
-    done = subprocess.run(
-        [sys.executable, "-m", "benches.demo"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "benches.demo"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for kernel in ("softmax", "rms_norm", "gelu(gate) * up", "a * b + c"):
         assert f"\n{kernel} " in done.stdout

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PATIENT_SERVICE, REPOSITORY, own_programs_first
+from helpers import PATIENT_SERVICE, REPOSITORY, own_programs_first, ran
 
 from jitkern.cache.store import Cache
 from jitkern.cli import parser
@@ -68,13 +68,9 @@ def block(language, containing, page=PAGE):
 
 
 def shell(script, cwd, **environment):
-    done = subprocess.run(
-        ["/bin/sh", "-ec", PROGRAMS + script],
-        cwd=cwd, env={**os.environ, "PATH": own_programs_first(), "PYTHONPATH": f"{cwd}/src", **environment},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    where = {"PATH": own_programs_first(), "PYTHONPATH": f"{cwd}/src"}
+    env = {**os.environ, **where, **environment}
+    return ran("/bin/sh", "-ec", PROGRAMS + script, cwd=cwd, env=env)
 
 
 @pytest.fixture
@@ -285,12 +281,8 @@ THEN = f"{APP}\nimport jitkern\nprint(jitkern.stats()['compiles'])"
 
 
 def run(*command, cwd, **environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command], cwd=cwd, env={**os.environ, "PYTHONPATH": f"{cwd}/src", **environment},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (command, done.stderr)
-    return done.stdout
+    env = {**os.environ, "PYTHONPATH": f"{cwd}/src", **environment}
+    return ran(sys.executable, "-W", "ignore", *command, cwd=cwd, env=env, timeout=300)
 
 
 @pytest.mark.long
@@ -313,12 +305,9 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
         url = re.search(r"http://\S+:\d+", process.stdout.readline())[0]
         (home / "ask.py").write_text(recipe("ask.py"))
         other = {
-            "JITKERN_CACHE_DIR": str(tmp_path / "other"),
-            "JITKERN_COMPILE": "never",
-            "JITKERN_REMOTE_TIMEOUT": "600",
-            "JITKERN_REMOTE_BUDGET": "600",
-            "PATH": "",
-        }
+            "JITKERN_CACHE_DIR": str(tmp_path / "other"), "JITKERN_COMPILE": "never",
+            "JITKERN_REMOTE_TIMEOUT": "600", "JITKERN_REMOTE_BUDGET": "600", "PATH": "",
+        }  # fmt: skip
         for line in block("console", "ask.py", REFERENCE).splitlines():
             command = shlex.split(line.removeprefix("$ ").replace("http://127.0.0.1:8757", url))
             run(*(command[1:] if command[0] == "python" else ("-m", *command)), cwd=home, **other)

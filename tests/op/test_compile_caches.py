@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import ran
 
 import jitkern.declare
 from jitkern.op import compile_cache_key
@@ -192,12 +192,8 @@ def digests_of_values(tmp_path_factory):
     outputs = []
     for seed in "12":
         environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        outputs.append([json.loads(line) for line in done.stdout.splitlines()])
+        out = ran(sys.executable, "-W", "ignore", "-c", script, env=environment)
+        outputs.append([json.loads(line) for line in out.splitlines()])
     return outputs
 
 

@@ -37,16 +37,9 @@ extern "C" void pick(float* out, const float* x, long i) {
 }
 """
 TEXTS = {
-    1: "boom 索引",
-    2: "my own",
-    3: "no std::exception",
-    4: "no std::exception",
-    5: "only words",
-    6: "bad_alloc",
-    7: "xxxxx",
-    8: "text",
-    9: "xxxxx",
-}
+    1: "boom 索引", 2: "my own", 3: "no std::exception", 4: "no std::exception",
+    5: "only words", 6: "bad_alloc", 7: "xxxxx", 8: "text", 9: "xxxxx",
+}  # fmt: skip
 
 
 def pick(k, x, i):

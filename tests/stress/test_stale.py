@@ -8,18 +8,14 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from helpers import H100
+from helpers import H100, ran
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
 DRIVER = """
 import hashlib, json, logging, pathlib, sys
 import torch, jitkern
@@ -248,18 +244,16 @@ CUDA_CASES = {
     "nvcc_by_a_macro": Case('#include <string>\n#define H "{o}/v.h"\n#include H', HEADER, OTHER, refused="v.h"),
 }  # fmt: skip
 EXTENSIONS = {
-    **{
-        name: HEADERS[name]
-        for name in ("two_down", "beside", "probed_by_a_macro", "probed_absolute")
-    },
-    **OUTSIDE,
-    "flag_isystem": FLAGS["flag_isystem"],
-    "profiles": FLAGS["profiles"],
-    **{
-        name: LINKED[name]
-        for name in ("incbin", "incbin_absolute", "incbin_by_a_macro", "incbin_pasted")
-    },
-    **{name: OF_THE_MACHINE[name] for name in ("site", "site_probed", "site_by_a_macro")},
+    name: case
+    for cases, names in (
+        (HEADERS, ("two_down", "beside", "probed_by_a_macro", "probed_absolute")),
+        (OUTSIDE, OUTSIDE),
+        (FLAGS, ("flag_isystem", "profiles")),
+        (LINKED, ("incbin", "incbin_absolute", "incbin_by_a_macro", "incbin_pasted")),
+        (OF_THE_MACHINE, ("site", "site_probed", "site_by_a_macro")),
+    )
+    for name, case in cases.items()
+    if name in names
 }
 
 
@@ -381,29 +375,13 @@ class Run:
                 path.unlink(missing_ok=True)
                 path.symlink_to(text.removeprefix("-> "))
             elif text == "precompiled":
-                subprocess.run(
-                    [
-                        "g++",
-                        "-O3",
-                        "-fPIC",
-                        "-std=c++17",
-                        "-x",
-                        "c++-header",
-                        path.with_suffix(""),
-                        "-o",
-                        path,
-                    ],
-                    check=True,
-                )
+                options = ("-O3", "-fPIC", "-std=c++17", "-x", "c++-header")
+                ran("g++", *options, path.with_suffix(""), "-o", path)
             elif not file.endswith("/"):
                 path.write_text(text)
             if path.suffix == ".c":
-                subprocess.run(
-                    "gcc -fPIC -c f.c && rm -f libthing.a && ar rcs libthing.a f.o",
-                    shell=True,
-                    cwd=path.parent,
-                    check=True,
-                )
+                archive = "gcc -fPIC -c f.c && rm -f libthing.a && ar rcs libthing.a f.o"
+                ran("sh", "-c", archive, cwd=path.parent)
 
     def answers(self) -> dict[str, str]:
         asked = {
@@ -427,12 +405,9 @@ class Run:
             "triton",
         ):  # calls of Torch's are for what variables say
             del mine["CPATH"], mine["CPLUS_INCLUDE_PATH"], mine["LIBRARY_PATH"]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "driver.py", "asked.json", self.folder / "site"], cwd=self.folder,
-            env={**os.environ, **mine}, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        command = (sys.executable, "-W", "ignore", "driver.py", "asked.json", self.folder / "site")
+        out = ran(*command, cwd=self.folder, env={**os.environ, **mine}, timeout=300)
+        answers: dict[str, str] = json.loads(out.splitlines()[-1])
         return answers
 
 
