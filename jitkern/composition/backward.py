@@ -29,11 +29,8 @@ class Backward(Generic[F]):
         self._found: dict[Any, dict[int, Node]] = {}
         self._made: dict[Any, tuple[F, list[str]]] = {}
         self.names = [*function.gradient_names, *function.argument_names]
-        kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
+        kinds = {frozenset(function.tensors).intersection(inputs_of(o)) for o in function.outputs}
         self._one_shape = len(kinds) == 1  # of all outputs, whatever the shapes of the arguments
-
-    def _tensors_of(self, output: Node) -> list[int]:
-        return [i for i in inputs_of(output) if i in self._function.tensors]
 
     def expressions(
         self, positions: Sequence[int] = (), outputs: Sequence[int] = ()

@@ -63,9 +63,8 @@ class Definition:
         self.results = tuple(results) or ("",) * len(self.outputs)
         self.likes = tuple(likes) or (-1,) * len(self.outputs)
         self.samples, self.dtypes = samples, tuple(dtypes)
-        kinds = [parameter.kind for parameter in self.parameters]
-        self.kinds = tuple(kinds)
-        self.tensors = tuple(i for i, kind in enumerate(kinds) if kind == "tensor")
+        self.kinds = tuple(parameter.kind for parameter in self.parameters)
+        self.tensors = tuple(i for i, kind in enumerate(self.kinds) if kind == "tensor")
         self.least = _least(self.parameters)
         self.defaults = tuple(parameter.default for parameter in self.parameters[self.least :])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,19 +29,18 @@ from jitkern.source.dtypes import DTYPES
 from jitkern.trace.values import Pure
 
 FORMULAS: dict[str, tuple[Definition, Formula]] = {}  # by the names of their ops
-_OF_NUMBERS: dict[str, Callable[..., Any]] = {
-    **FOLDED, "div": operator.truediv, "inverse": lambda x: x**-1,
-    "inverse_square": lambda x: x**-2,
+_PYTHON = {  # if the first operand is a number
+    **FOLDED, "div": operator.truediv, "pow": operator.pow, "remainder": operator.mod,
+    "floor_divide": operator.floordiv, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ne": operator.ne, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
 }  # fmt: skip
-_REFLECTED = {
-    **_OF_NUMBERS, "remainder": operator.mod, "pow": operator.pow, "lt": operator.lt,
-    "floor_divide": operator.floordiv, "le": operator.le, "gt": operator.gt, "ne": operator.ne,
-    "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
-}  # fmt: skip
-_INVERTING = ("div", "inverse", "inverse_square")
 _DIVISIONS = ("floor_divide", "remainder", "fmod")
-_CLAMPS = ("clamp", "clamp_min", "clamp_max")
-_LIMITED = (*_DIVISIONS, *_CLAMPS, "pow", "where", "add_scaled", "addcmul")
+_LIMITED = (  # integers beyond the dtype's
+    *_DIVISIONS, "clamp", "clamp_min", "clamp_max", "pow", "where", "add_scaled", "addcmul",
+)  # fmt: skip
+_INTEGERS = 2.0**62  # an argument that is an integer may be twice as large
+_STEPS = 16  # of how a number is computed
+_COMPUTED = ("neg", "add", "sub", "mul", "div")  # by a launch function
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float}
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}  # of numbers alone, in kernels
 _TRIED = (1, -(10**9), 10**9)  # in place of numbers, which a function may refuse together
@@ -52,10 +52,13 @@ def applied(one: Node, operands: Sequence[Any], wide: torch.dtype | None = None)
     wide: the dtype of floating-point numbers that become tensors, by default Torch's.
     """
     first, tensors = operands[0], [o for o in operands if isinstance(o, torch.Tensor)]
-    python = _REFLECTED if tensors else _OF_NUMBERS
+    name, words = one.value if one.op == CALL else (one.op, ())
+    given = iter(operands)
+    values = [ast.literal_eval(text) if text else next(given) for _, text in words] or operands
     if not isinstance(first, torch.Tensor):
-        if one.op in python and (tensors or one.op not in _INVERTING or operands[-1] != 0):
-            return python[one.op](*operands)
+        python = _PYTHON.get(name)
+        if python and len(values) == TABLE[name].arity:
+            return python(*values)
         floating = isinstance(first, (float, torch.SymFloat))  # few functions take a number there
         device = tensors[0].device if tensors else None
         first = torch.as_tensor(first, device=device, dtype=wide if floating else None)
@@ -63,14 +66,12 @@ def applied(one: Node, operands: Sequence[Any], wide: torch.dtype | None = None)
         return first.to(getattr(torch, DTYPES[one.value].torch))
     if one.op != CALL:
         return TABLE[one.op].function(first, *operands[1:])
-    name, words = one.value
     function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
-    given = iter(operands[1:])
-    named = {k: ast.literal_eval(text) if text else next(given) for k, text in words[1:]}
+    named = {word: value for (word, _), value in zip(words[1:], values[1:])}
     try:
-        return function(operands[0], **named)
+        return function(values[0], **named)
     except TypeError:
-        if first is operands[0]:
+        if first is values[0]:
             raise
         return function(first, **named)
 
@@ -84,8 +85,8 @@ def answer(name: str, given: tuple[Any, ...], _: torch.dtype, device: str) -> tu
     which is asked, where this machine has it, for what the CPU has no kernel for.
 
     The result is the dtypes of the outputs; template arguments as pairs, or None where no kernel
-    computes what PyTorch does; the limits of numbers, see `_limits_of`; whether only a kernel knows
-    a divisor of integers; and the dtype that floating-point numbers are computed in.
+    computes what PyTorch does; the limits of numbers, see `_limits_of`; and the dtype that
+    floating-point numbers are computed in.
     """
     with ThreadPoolExecutor(1) as thread:  # without modes, autocast and transforms
         return thread.submit(_answered, name, given, device).result()
@@ -127,6 +128,7 @@ def _answered(name: str, given: tuple[Any, ...], device: str) -> tuple[Any, ...]
 def _answer(name: str, given: tuple[Any, ...], number: int, device: str) -> tuple[Any, ...]:
     function, own = FORMULAS[name]
     values: dict[Node, Any] = {}  # None where the step of a kernel is nothing to PyTorch
+    known = not any(isinstance(one, str) for one in given)
     formula = {*ordered(function.outputs, eager_operands)}
     for one in ordered(function.outputs):
         if one.op == INPUT:
@@ -135,36 +137,38 @@ def _answer(name: str, given: tuple[Any, ...], number: int, device: str) -> tupl
             values[one] = one.value
         else:
             try:
-                values[one] = _asked(one, [values[arg] for arg in eager_operands(one)], device)
+                operands = [values[arg] for arg in eager_operands(one)]
+                values[one] = _asked(one, operands, device, known=known)
             except Exception as e:
                 if one in formula:
                     raise RuntimeError(_refusal(function, one, values, e)) from e
                 values[one] = None
-    dtypes = {one: _dtype_of(value) for one, value in values.items()}
+    tensors = {one: value for one, value in values.items() if isinstance(value, torch.Tensor)}
+    dtypes = {o: getattr(v, "dtype", _DTYPES.get(type(v))) for o, v in values.items()}
     whole = not any(dtype is not None and dtype.is_complex for dtype in dtypes.values())
-    limits, whole, unknown = _limits_of(values, dtypes) if whole else ((), False, False)
-    whole = whole and None not in values.values()
+    limits: list[tuple[Any, ...]] = []
+    for one, dtype in dtypes.items():
+        if whole and dtype not in (None, torch.bool):
+            limits += _limits_of(one, dtype, values, device)
+    whole = whole and None not in (*values.values(), *(way for way, *_ in limits))
     types = {name: _common([values[one] for one in of]) for name, of in own.types if whole}
-    inputs = [v for o, v in values.items() if o.op == INPUT and _dtype_of(v, number=False)]
-    found = {_dtype_of(v, number=False) for o, v in values.items() if o.op != INPUT}
-    found |= {*types.values(), *([_common(inputs)] if inputs else [])}
+    found = {*types.values(), *(t.dtype for one, t in tensors.items() if one.op != INPUT)}
+    inputs = [t for one, t in tensors.items() if one.op == INPUT and t.is_floating_point()]
+    found |= {_common(inputs)} if inputs else set()
     wide = torch.float64 if torch.float64 in found else torch.float32
-    whole = whole and all(dtypes[one].is_floating_point for one in own.floats)
+    whole = whole and all(getattr(dtypes[one], "is_floating_point", False) for one in own.floats)
     pairs = tuple((n, wide if dtype.is_floating_point else dtype) for n, dtype in types.items())
     outputs = zip(function.outputs, function.likes)
     results = tuple(given[like][0] if like >= 0 else dtypes[one] for one, like in outputs)
-    return results, (("A", wide), *pairs) if whole else None, limits, unknown, wide
+    return results, (("A", wide), *pairs) if whole else None, tuple(dict.fromkeys(limits)), wide
 
 
-def _dtype_of(value: Any, *, number: bool = True) -> Any:
-    """Return the dtype of a tensor, or of a number in kernels; None for what has none."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype
-    return _DTYPES.get(type(value)) if number else None
-
-
-def _asked(one: Node, operands: list[Any], device: str) -> Any:
-    """Return ones of what eager PyTorch gives."""
+def _asked(one: Node, operands: list[Any], device: str, *, known: bool) -> Any:
+    """Return what eager PyTorch gives, as ones but for numbers that are known."""
+    of_tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
+    if not of_tensors and not known:
+        pairs = zip(eager_operands(one), operands)
+        operands = [value if arg.op == CONST else type(value)(1) for arg, value in pairs]
     if one.op in _DIVISIONS and not isinstance(operands[1], torch.Tensor) and not operands[1]:
         operands[1] = type(operands[1])(1)  # only some devices refuse zero, where elements are
     try:
@@ -174,11 +178,10 @@ def _asked(one: Node, operands: list[Any], device: str) -> Any:
             raise
         there = [o.to(device) if isinstance(o, torch.Tensor) else o for o in operands]
         result = applied(one, there)
-    if not isinstance(result, torch.Tensor):
-        return type(result)(1)
-    if one.op == TO or any(isinstance(operand, torch.Tensor) for operand in operands):
+    if one.op == TO or of_tensors:
         return torch.ones_like(result, device="cpu")
-    return type(result.item())(1)
+    number = result.item() if isinstance(result, torch.Tensor) else result
+    return number if known else type(number)(1)
 
 
 def _refusal(function: Definition, one: Node, values: dict[Node, Any], e: Exception) -> str:
@@ -197,29 +200,53 @@ def _refusal(function: Definition, one: Node, values: dict[Node, Any], e: Except
 
 
 def _limits_of(
-    values: dict[Node, Any], dtypes: dict[Node, Any]
-) -> tuple[tuple[Any, ...], bool, bool]:
-    """Return between which limits PyTorch surely takes numbers, by their values.
+    one: Node, dtype: torch.dtype, values: dict[Node, Any], device: str
+) -> Iterator[tuple[Any, ...]]:
+    """Yield between which limits PyTorch surely takes the numbers of an operation.
 
-    A limit is the position of a number, its least and most, whether it may be infinite, and whether
-    it may be zero. Then follows whether there are no other such numbers; and whether there is a
-    divisor of integers that only a kernel knows.
+    A limit is how the number is computed (see `launch.number_of`; None for what it does not know),
+    its least and most, whether it may be infinite, and whether it may be zero.
     """
-    limits, whole, unknown = [], True, False
-    for one, dtype in dtypes.items():
-        floating = dtype is not None and dtype.is_floating_point
-        if dtype in (None, torch.bool) or one.op not in (_CLAMPS if floating else _LIMITED):
-            continue
-        about = torch.finfo(dtype) if floating else torch.iinfo(dtype)
+    if dtype.is_floating_point:
+        about = torch.finfo(dtype)
+        if isinstance(values[one], torch.Tensor):
+            for arg in _checked(one, values, about.max, device):
+                yield _way(arg), about.min, about.max, True, True
+        elif one.op in ("div", *_DIVISIONS):  # by Python
+            yield _way(one.args[1]), -sys.float_info.max, sys.float_info.max, True, False
+    elif one.op in _LIMITED:
+        integers = torch.iinfo(dtype)
         for place, arg in enumerate(one.args):
-            divides = one.op in _DIVISIONS and place == 1
-            if isinstance(values[arg], torch.Tensor) or arg.op == CONST:
-                unknown |= divides and (arg.op != CONST or not values[arg])
-                if arg.op == CONST and not (floating or about.min <= values[arg] <= about.max):
-                    whole = False  # some versions wrap it, some hold it within the limits
-            elif arg.op != INPUT or (isinstance(values[arg], float) and not floating):
-                whole = False
-            else:
-                least = 0 if one.op == "pow" else about.min
-                limits.append((arg.value[0], least, about.max, floating, not divides))
-    return tuple(limits), whole, unknown
+            value, divides = values[arg], one.op in _DIVISIONS and place == 1
+            if isinstance(value, torch.Tensor) or (arg.op == CONST and not value):
+                if divides and device == "cpu":  # it refuses zero, which only a kernel would see
+                    yield None, 0, 0, False, False
+            elif isinstance(value, float):
+                yield None, 0, 0, False, False
+            elif arg.op != CONST:
+                least = 0 if one.op == "pow" else integers.min
+                yield _way(arg), least, integers.max, False, not divides
+            elif not integers.min <= value <= integers.max:
+                yield None, 0, 0, False, False  # some versions wrap it, some hold it within
+
+
+def _checked(one: Node, values: dict[Node, Any], most: float, device: str) -> list[Node]:
+    """Return the numbers that PyTorch refuses beyond the range of a floating-point dtype."""
+    found = []
+    for arg in eager_operands(one):
+        kind = type(values[arg])
+        if arg.op != CONST and (kind is float or (kind is int and most < _INTEGERS)):
+            beyond = [kind(2 * most) if o is arg else values[o] for o in eager_operands(one)]
+            try:
+                _asked(one, beyond, device, known=True)
+            except RuntimeError:
+                found.append(arg)
+    return found
+
+
+def _way(number: Node) -> Any:
+    """Return how a number is computed, see `launch.number_of`; None for what it does not know."""
+    if number.op in (INPUT, CONST):
+        return number.op, number.value[0] if number.op == INPUT else number.value
+    ways = [_way(arg) for arg in number.args] if len(ordered([number])) < _STEPS else [None]
+    return (number.op, *ways) if number.op in _COMPUTED and None not in ways else None

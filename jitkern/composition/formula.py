@@ -150,7 +150,7 @@ class _Writer:
                 kind, deciding = "", one.args[:1]
             else:
                 kinds = {CONST: type(one.value).__name__, TO: one.value}
-                kind, deciding = kinds[one.op] if one.op in kinds else one.value[1], ()
+                kind, deciding = kinds.get(one.op) or one.value[1], ()
             if kind == "bool":
                 self.fixed[one] = "bool" * (one.op != INPUT)
             else:

@@ -79,20 +79,27 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 @_function
 def pow(input: Any, exponent: Any) -> Any:
-    """Return a power; of the exponents 2, 3, 0.5, -0.5, -1 and -2 as Torch computes them."""
-    if not isinstance(exponent, (int, float)) or not isinstance(input, Element):
-        return apply("pow", input, exponent)
-    x: Any = input * (1.0 if isinstance(exponent, float) else 1)  # the dtype that Torch promotes to
-    powers: dict[float, Callable[[], Any]] = {
-        1: lambda: x,
-        2: lambda: x * x,
-        3: lambda: x * x * x,
-        0.5: lambda: torch.sqrt(x),
-        -0.5: lambda: torch.rsqrt(x),
-        -1: lambda: apply("inverse", x),
-        -2: lambda: apply("inverse_square", x),
-    }
-    return powers[exponent]() if exponent in powers else apply("pow", input, exponent)
+    """Return a power."""
+    by_number = isinstance(exponent, (int, float)) and isinstance(input, Element)
+    if by_number and exponent in _POWERS:
+        return called("pow", _power, input, exponent=exponent)
+    return apply("pow", input, exponent)
+
+
+def _power(x: Any, exponent: Any) -> Any:
+    floating = isinstance(exponent, float) or exponent < 0
+    return _POWERS[exponent](x * (1.0 if floating else 1))  # the dtype that Torch promotes to
+
+
+_POWERS: dict[float, Callable[[Any], Any]] = {  # which Torch computes otherwise than by `pow`
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    0.5: torch.sqrt,
+    -0.5: torch.rsqrt,
+    -1: torch.reciprocal,
+    -2: lambda x: torch.reciprocal(x) * torch.reciprocal(x),
+}
 
 
 @_function
@@ -151,7 +158,7 @@ def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Any:
 # which is `input`; `inplace` makes no difference.
 _COMPOSITES: dict[str, Callable[..., Any]] = {
     "nan_to_num": _nan_to_num, "gelu": _gelu, "softplus": _softplus, "elu": _elu, "lerp": _lerp,
-    "hardtanh": _hardtanh,
+    "hardtanh": _hardtanh, "relu": lambda x: apply("relu", x),
     "addcmul": lambda x, tensor1, tensor2, *, value=1:
         apply("addcmul", x, tensor1, tensor2, value),
     "addcdiv": lambda x, tensor1, tensor2, *, value=1:
@@ -164,7 +171,7 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "relu6": lambda x: _hardtanh(x, 0, 6),
     "hardsigmoid": lambda x: _hardtanh(x + 3, 0.0, 6.0) / 6,
     "hardswish": lambda x: x * (_hardtanh(x + 3, 0.0, 6.0) / 6),
-    "softsign": lambda x: x / (1 + abs(x)), "relu": lambda x: apply("relu", x),
+    "softsign": lambda x: x / (1 + abs(x)),
 }  # fmt: skip
 FUNCTIONS.update({name: functools.partial(called, name, f) for name, f in _COMPOSITES.items()})
 FUNCTIONS["rsub"] = lambda x, other, alpha=1: sub(other, x, alpha=alpha)

@@ -23,7 +23,7 @@ from jitkern.composition.arrange import (
 )
 from jitkern.composition.definition import Definition
 from jitkern.composition.eager import answer
-from jitkern.composition.expression import inputs_of
+from jitkern.composition.expression import CONST, INPUT, inputs_of
 from jitkern.composition.formula import Formula
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -104,9 +104,8 @@ def begun(k: Any, about: Any, args: Sequence[Any], named: Any, device: str) -> t
     tensors = [values[i] for i in positions]
     numbers = [values[i] for i in range(len(values)) if i not in positions]
     given = given_of(kinds, values)
-    dtypes, types, limits, unknown, _ = answer(op, given, torch.finfo().dtype, device)
-    zero = unknown and device == "cpu"  # PyTorch refuses a divisor of zero among integers there
-    if types is None or zero or not within(limits, values):
+    dtypes, types, limits, _ = answer(op, given, torch.finfo().dtype, device)
+    if types is None or not within(limits, values):
         k.leave_to_reference()  # which refuses what PyTorch refuses
     template = template_of(templates, types, dtypes, tensors)
     tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
@@ -126,13 +125,29 @@ def given_of(kinds: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
 
 def within(limits: Sequence[Any], values: Sequence[Any]) -> bool:
     """Whether numbers are such that PyTorch does not refuse any."""
-    for position, least, most, infinite, zero in limits:
-        value = values[position]
-        if not (least <= value <= most or (infinite and not abs(value) < math.inf)):
-            return False
-        if not zero and value == 0:
+    for way, least, most, infinite, zero in limits:
+        value = number_of(way, values)
+        inside = least <= value <= most or (infinite and not abs(value) < math.inf)
+        if not inside or (value == 0 and not zero):
             return False
     return True
+
+
+def number_of(way: Sequence[Any], values: Sequence[Any]) -> Any:
+    """Return a number as it is computed: an operation and how its operands are."""
+    if way[0] == INPUT:
+        return values[way[1]]
+    if way[0] == CONST:
+        return way[1]
+    first = number_of(way[1], values)
+    if way[0] == "neg":
+        return -first
+    second = number_of(way[2], values)
+    if way[0] == "add":
+        return first + second
+    if way[0] == "sub":
+        return first - second
+    return first * second if way[0] == "mul" else first / second
 
 
 def template_of(

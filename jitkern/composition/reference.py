@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from jitkern.composition.eager import answer, applied
-from jitkern.composition.expression import CONST, INPUT, Node, eager_operands, ordered
+from jitkern.composition.expression import CONST, INPUT, TO, Node, eager_operands, ordered
 from jitkern.composition.launch import given_of
-from jitkern.composition.table import TABLE
 
 
 def reference_of(name: str, outputs: Sequence[Node], kinds: Sequence[str]) -> Callable[..., Any]:
@@ -49,10 +48,12 @@ def evaluated(
             results[one] = one.value
         else:
             operands = [results[arg] for arg in eager_operands(one)]
-            if wide and one.op in TABLE and TABLE[one.op].rule == "float":
-                operands = [o.to(wide) if isinstance(o, torch.Tensor) else o for o in operands]
             result = applied(one, operands, wide)
-            results[one] = result.to(wide) if wide and _is_floating(result) else result
+            narrow = wide and _is_floating(result) and result.dtype != wide
+            if narrow and one.op not in (TO, "where"):  # of integers, in the default dtype
+                operands = [o.to(wide) if isinstance(o, torch.Tensor) else o for o in operands]
+                result = applied(one, operands, wide)
+            results[one] = result.to(wide) if narrow else result
     return [results[output] for output in outputs]
 
 

@@ -111,9 +111,8 @@ def schema_of(function: Definition) -> str:
     """Return the schema of the op of a function, without its name."""
     kinds = {"tensor": "Tensor"}
     parameters = []
-    least = function.least
     for i, (parameter, name) in enumerate(zip(function.parameters, function.argument_names)):
-        default = f"={parameter.default!r}" if i >= least else ""
+        default = f"={parameter.default!r}" if i >= function.least else ""
         parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {name}{default}")
     named = [f"Tensor {name}" if name else "Tensor" for name in function.results]
     returns = named[0] if len(named) == 1 and not function.results[0] else f"({', '.join(named)})"

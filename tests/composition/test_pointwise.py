@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import pickle
+import re
 import textwrap
 
 import numpy as np
@@ -761,7 +762,7 @@ def test_hardtanh_of_integers_is_that_of_torch(bounds):
 REFUSED = {
     "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "logsigmoid": F.logsigmoid, "mish": F.mish,
     "elu": F.elu, "leaky_relu": F.leaky_relu, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
-    "inverse": lambda x: x**-1, "hypot": lambda x: torch.hypot(x, x), "lerp": lambda x: torch.lerp(x, x, 0.5),
+    "pow": lambda x: x**-1, "hypot": lambda x: torch.hypot(x, x), "lerp": lambda x: torch.lerp(x, x, 0.5),
 }  # fmt: skip
 
 
@@ -782,6 +783,74 @@ def test_the_operands_of_a_refusal_have_their_dtypes():
         pointwise(lambda x, y: x - (x & y))(torch.tensor([True]), torch.tensor(True))
     with pytest.raises(RuntimeError, match=r"refuses sub\(x: bool without dimensions, True\): "):
         pointwise(lambda x: x - True)(torch.tensor(True))  # noqa: FBT003
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -1, -2, True], ids=str)
+def test_powers_of_unsigned_integers_are_as_in_eager(exponent):
+    function, x = pointwise(lambda x: x**exponent), torch.arange(4).to(torch.uint32)
+    try:
+        want = x**exponent
+    except RuntimeError as e:
+        with pytest.raises(RuntimeError, match=f"PyTorch refuses pow.*{re.escape(str(e))}"):
+            function(x)
+    else:
+        assert torch.equal(function(x), want) and function(x).dtype == want.dtype
+
+
+def test_numbers_that_are_computed_are_refused_as_in_eager():
+    @pointwise
+    def clamped(x, n: int):
+        return torch.clamp(x, -n, 100)
+
+    x = torch.tensor([1.0, -300.0], dtype=torch.float16)
+    assert clamped(x, 5).tolist() == [1.0, -5.0]
+    assert jitkern.stats()["compiles"], "by a kernel"
+    with pytest.raises(RuntimeError, match="without overflow"):
+        clamped(x, 2**40)
+
+
+def test_numbers_that_pytorch_converts_are_refused_as_in_eager():
+    @pointwise
+    def added(x, y, alpha: float):
+        return torch.add(x, y, alpha=alpha) * alpha
+
+    x = torch.tensor([1.0, 2.0], dtype=torch.float16)
+    assert added(x, x, 0.5).tolist() == [0.75, 1.5]
+    for dtype, alpha in ((torch.float16, 1e5), (torch.float32, 1e39)):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            added(x.to(dtype), x.to(dtype), alpha)
+    assert (
+        added(x.double(), x.double(), 1e5).tolist()
+        == added.in_torch(x.double(), x.double(), 1e5).tolist()
+    )
+
+
+def test_what_is_computed_of_numbers_is_computed_as_in_python():
+    @pointwise
+    def powers(x, n: int):
+        return x * n**-3 + n**n % 3
+
+    assert powers(torch.ones(2), 2).tolist() == [1.125] * 2
+    assert powers(torch.ones(2, dtype=torch.int32), 4).tolist() == [1 + 4**-3] * 2
+    with pytest.raises(RuntimeError, match=r"refuses bitwise_and\("):
+        pointwise(lambda x, n: (x * n**n) & 3)(torch.ones(2), 5)
+
+
+def test_a_number_divided_by_zero_is_refused_as_in_eager():
+    @pointwise
+    def dropped(x, p: float):
+        return x * (1 / (1 - p))
+
+    x = torch.ones(3)
+    assert dropped(x, 0.5).tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="float division by zero"):
+        dropped(x, 1.0)
+
+
+def test_tensors_that_are_not_combined_are_not_promoted():
+    function = pointwise(lambda x, y: (x & 3, y & 3))
+    x, y = (torch.arange(4).to(dtype) for dtype in (torch.uint16, torch.uint64))
+    assert [r.dtype for r in function(x, y)] == [torch.uint16, torch.uint64]
 
 
 def test_autocast_and_modes_change_no_dtype():
