@@ -6,17 +6,22 @@ one division or product. Every function is a cell that runs again: it replaces o
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import re
+import textwrap
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from formulas import on_each_device
 
+import jitkern
 from jitkern import pointwise
 
 WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -25,8 +30,31 @@ CASTS = ["int", "long", "short", "char", "byte", "bool"]
 SHAPE = (5, 13)
 PER_FUNCTION = 20
 PARTS, FUNCTIONS = 50, 20  # of the long test: 20,000 formulas
-CELL = "@pointwise\ndef formulas(x, y, z, a: float, n: int):\n    return ({},)\n"
+NAMES = "xyzanf"
 scope = {"torch": torch, "F": F, "pointwise": pointwise, "__name__": "fuzzed"}
+
+
+def cell(name, texts):
+    """Return the text of a function of these formulas."""
+    parameters = "x, y, z, a: float, n: int, f: bool"
+    return f"@pointwise\ndef {name}({parameters}):\n    return ({', '.join(texts)},)\n"
+
+
+def defined(name, texts):
+    """Run the cell of a function, which replaces one of its name, and return what calls it."""
+    exec(cell(name, texts), scope)
+    return called(name)
+
+
+def called(name):
+    """Return a function that calls the one of a cell, and returns a tuple, also of one result."""
+    function = scope[name]
+
+    def call(*args):
+        results = function(*args)
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
 
 
 class Writer:
@@ -110,7 +138,7 @@ def evaluated(text, args):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = eval(text, {"torch": torch}, dict(zip("xyzan", args)))
+            found = eval(text, {"torch": torch}, dict(zip(NAMES, args)))
     except (RuntimeError, TypeError, OverflowError, AttributeError, ZeroDivisionError, ValueError):
         return None
     return found if isinstance(found, torch.Tensor) else None
@@ -123,18 +151,14 @@ def check(seed, device):
     args = [tensor(draw, dtype, device) for dtype in dtypes]
     if draw.random() < 0.2:
         args[1] = draw.choice([2, 3])
-    args += [draw.choice([0.7, 0.1, 2.5]), draw.choice([3, 5, 100])]
+    args += [draw.choice([0.7, 0.1, 2.5]), draw.choice([3, 5, 100]), draw.random() < 0.5]
     writer, wanted = Writer(draw), {}
     while len(wanted) < PER_FUNCTION:
         text = writer.formula()
         found = evaluated(text, args)
         if found is not None:
             wanted[text] = found
-    exec(CELL.format(", ".join(wanted)), scope)
-    results = scope["formulas"](*args)
-    about = [
-        f"{a.dtype}{[*a.shape]}{a.stride()}" if isinstance(a, torch.Tensor) else a for a in args
-    ]
+    results = defined("formulas", wanted)(*args)
     wrong = []
     for (text, want), got in zip(wanted.items(), results):
         if got.dtype != want.dtype or got.shape != want.shape:
@@ -143,45 +167,30 @@ def check(seed, device):
         bad = ~((got == want) | ((got != got) & (want != want)))
         if bad.any():
             wrong.append(f"{text}: {got[bad][:3].tolist()}, not {want[bad][:3].tolist()}")
-    assert not wrong, f"seed {seed}, {about}\n" + "\n".join(wrong)
+    assert not wrong, f"seed {seed}, {about(args)}\n" + "\n".join(wrong)
     return len(wanted)
+
+
+def about(args):
+    """Return the dtypes, shapes and strides of arguments, for a message."""
+    return [
+        f"{a.dtype}{[*a.shape]}{a.stride()}" if isinstance(a, torch.Tensor) else a for a in args
+    ]
 
 
 # ------------------------------------------------------------------ floating-point numbers too
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # for which PyTorch refuses most
 DEFAULTS = [torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 OF_ONE = [
-    "F.silu",
-    "F.gelu",
-    "F.softplus",
-    "F.logsigmoid",
-    "F.mish",
-    "F.elu",
-    "F.leaky_relu",
-    "F.hardtanh",
-    "F.relu6",
-    "F.hardsigmoid",
-    "F.hardswish",
-    "F.softsign",
-    "F.relu",
-    "torch.sigmoid",
-    "torch.tanh",
-    "torch.abs",
-    "torch.neg",
-    "torch.square",
-    "torch.sin",
-    "torch.erf",
-    "torch.atan",
-    "torch.exp2",
-    "torch.isnan",
-    "torch.isfinite",
-    "torch.signbit",
-    "torch.logical_not",
-    "torch.bitwise_not",
-    "torch.relu",
-]
-OF_A_LEAF = ["torch.floor({})", "torch.round({})", "torch.sign({})", "({}).int()", "({}).bool()", "({}).long()", "({}).char()",
+    "F.silu", "F.gelu", "F.softplus", "F.logsigmoid", "F.mish", "F.elu", "F.leaky_relu", "F.hardtanh", "F.relu6", "F.hardsigmoid",
+    "F.hardswish", "F.softsign", "F.relu", "torch.sigmoid", "torch.tanh", "torch.abs", "torch.neg", "torch.square", "torch.sin",
+    "torch.erf", "torch.atan", "torch.exp2", "torch.isnan", "torch.isfinite", "torch.logical_not", "torch.bitwise_not",
+    "torch.relu", "torch.exp", "torch.expm1", "torch.log", "torch.log2", "torch.log10", "torch.sqrt", "torch.reciprocal", "torch.cos",
+    "torch.tan", "torch.asin", "torch.acos", "torch.sinh", "torch.cosh", "torch.erfc", "torch.sgn", "torch.isinf",
+]  # fmt: skip
+OF_A_LEAF = ["torch.floor({})", "torch.signbit({})", "torch.round({})", "torch.sign({})", "({}).int()", "({}).bool()", "({}).long()", "({}).char()",
     "({} % 3)", "({} // 2)", "torch.fmod({}, 2.5)", "({} ** 0.5)", "({} ** -1)", "({} ** -2)", "({} ** 2.0)", "({} ** 3)", "(2 ** {})",
     "(3 - {})", "(2.0 - {})", "(1 / {})", "(7 % {})", "torch.log1p({})", "torch.rsqrt({})"]  # fmt: skip
 OF_TWO = ["({} + {})", "({} - {})", "({} * {})", "({} / {})", "torch.maximum({}, {})", "torch.minimum({}, {})", "torch.atan2({}, {})",
@@ -192,10 +201,13 @@ OF_TWO = ["({} + {})", "({} - {})", "({} * {})", "({} / {})", "torch.maximum({},
 WITH_NUMBERS = ["torch.clamp({}, -1, 1)", "torch.clamp({}, -0.5, 300)", "torch.clamp({}, max=n)", "torch.clamp({}, min=a)",
     "F.hardtanh({}, -2, 2)", "F.hardtanh({}, 0.0, 1e3)", "F.softplus({}, 2.0)", "F.elu({}, 0.5)", "F.gelu({}, approximate='tanh')",
     "torch.nan_to_num({}, 0.0, 1.0, -1.0)", "({} * a)", "({} + n)", "(a - {})", "(n * {})", "({}).float()", "({}).double()",
-    "torch.where(x > 0, {}, 300)", "torch.where(x > 0, {}, 0.5)", "torch.where(x > 0, a, {})", "({} > n)", "({} <= 0.5)", "({} ** n)"]  # fmt: skip
+    "torch.where(x > 0, {}, 300)", "torch.where(x > 0, {}, 0.5)", "torch.where(x > 0, a, {})", "({} > n)", "({} <= 0.5)", "({} ** n)", "({} * f)", "({} | f)", "({} // n)", "({} % a)", "(a / {})",
+    "torch.add(x, {}, alpha=a)", "torch.add(x, {}, alpha=n)", "torch.addcmul(x, {}, z, value=n)", "torch.lerp(x, {}, a)",
+    "F.leaky_relu({}, a)", "F.hardtanh({}, -1, n)", "torch.clamp({}, -n, a)"]  # fmt: skip
 CLOSE = {torch.float16: 2**-9, torch.bfloat16: 2**-6, torch.float32: 2**-12, torch.float64: 2**-12}
 REFUSED = (RuntimeError, ZeroDivisionError)
 MIXED_FORMULAS = int(os.environ.get("JITKERN_FUZZ_FORMULAS", "200"))
+FIRST_SEED = int(os.environ.get("JITKERN_FUZZ_SEED", "0"))
 counted = Counter()
 
 
@@ -222,14 +234,22 @@ class Mixed(Writer):
         return self.value(self.draw.choice([1, 1, 2, 2, 3]))
 
 
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def asked(text, args, default):
     """Return what eager PyTorch computes, its refusal, or None where it takes no such arguments."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
     try:
-        with warnings.catch_warnings():
+        with default_dtype(default), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = eval(text, {"torch": torch, "F": F}, dict(zip("xyzan", args)))
+            found = eval(text, {"torch": torch, "F": F}, dict(zip(NAMES, args)))
     except REFUSED as e:
         return e
     except (
@@ -239,8 +259,6 @@ def asked(text, args, default):
         OverflowError,
     ):  # of numbers alone, or for tensors
         return None
-    finally:
-        torch.set_default_dtype(before)
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -293,16 +311,14 @@ def not_as(want, got, text, args):
 
 def gradients_of(function, args, default, *, twice):
     """Return the gradients of a weighted sum of outputs, and those of the sum of these."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        leaves = [
-            a.detach().clone().requires_grad_()
-            if isinstance(a, torch.Tensor) and a.is_floating_point()
-            else a
-            for a in args
-        ]
-        own = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    leaves = [
+        a.detach().clone().requires_grad_()
+        if isinstance(a, torch.Tensor) and a.is_floating_point()
+        else a
+        for a in args
+    ]
+    own = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    with default_dtype(default):
         outputs = [
             (i, o)
             for i, o in enumerate(function(*leaves))
@@ -317,15 +333,13 @@ def gradients_of(function, args, default, *, twice):
         again = [g for g in first if twice and g is not None and g.requires_grad]
         if again:
             found += torch.autograd.grad([g.sum() for g in again], own, allow_unused=True)
-        return found
-    finally:
-        torch.set_default_dtype(before)
+    return [None if g is None else g.detach() for g in found]
 
 
-def check_gradients(texts, args, default, *, twice):
-    source = f"lambda x, y, z, a, n: ({', '.join(texts)},)"
+def check_gradients(texts, args, default, kept, *, twice):
+    source = f"lambda x, y, z, a, n, f: ({', '.join(texts)},)"
     eager = eval(source, {"torch": torch, "F": F})
-    ours = scope["mixed"]
+    ours = defined("mixed", texts)
     wrong = []
     try:
         want = gradients_of(eager, in_float64(args), torch.float64, twice=twice)
@@ -333,9 +347,11 @@ def check_gradients(texts, args, default, *, twice):
     except RuntimeError:  # no derivative, or none of these dtypes
         return []
     got = gradients_of(ours, args, default, twice=twice)
+    kept.append((cell("mixed", texts), args, default, [twice], got))
+    counted["with gradients"] += len(texts)
+    counted["with double gradients"] += len(texts) * twice
     own = [a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
     for number, (g, w, m) in enumerate(zip(got, want, moved)):
-        g, w, m = (None if one is None else one.detach() for one in (g, w, m))  # noqa: PLW2901
         if g is None or w is None:
             if (w is not None and bool(w.any())) or (g is not None and bool(g.any())):
                 wrong.append(f"gradient {number}: {g}, not {w}")
@@ -352,18 +368,29 @@ def check_gradients(texts, args, default, *, twice):
     return wrong
 
 
-def check_mixed(seed, device, number=PER_FUNCTION):
-    """Compare functions of formulas with eager PyTorch; return how many formulas there were."""
+def check_mixed(seed, device, kept, number=PER_FUNCTION):
+    """Compare functions of formulas with eager PyTorch; return how many formulas there were.
+
+    kept: gets the functions that were called, see `run_again`.
+    """
     draw = random.Random(seed)
     default = draw.choice(DEFAULTS)
-    args = [mixed_tensor(draw, draw.choice(WHOLE + FLOATS * 2), device) for _ in range(3)]
+    dtypes = WHOLE + FLOATS * 2 + UNSIGNED * (draw.random() < 0.1)
+    args = [mixed_tensor(draw, draw.choice(dtypes), device) for _ in range(3)]
+    if draw.random() < 0.1:
+        args = [a[(0,) * a.dim()].clone() for a in args]  # without dimensions, all of them
     if draw.random() < 0.2:
         args[1] = draw.choice([2, 3, 0.5, True])
-    args += [draw.choice([0.5, -1.25, 2.5]), draw.choice([3, 5, 100, 300])]
+    args.append(draw.choice([0.5, -1.25, 2.5, 0.0, 1e4, math.inf]))
+    args.append(draw.choice([3, 5, 100, 300, 0, -1, -7, 2**31, 2**40]))
+    args.append(draw.random() < 0.5)
     writer, wanted, wrong, count = Mixed(draw), {}, [], 0
-    while len(wanted) < number:
+    for _ in range(50 * number):
+        if len(wanted) == number:
+            break
         text = writer.formula()
-        large = args[-1] > 5 and ("** n" in text or "pow(" in text)  # overflows float32
+        large = args[4] > 5 and ("** n" in text or "pow(" in text)  # overflows float32
+        large |= args[4] > 300 and bool(re.search(r"[%/]|mod|sin|cos|tan", text))
         large |= bool(re.search(r"\((y|n), (y|n)\b", text))  # numbers alone are Python's
         if large or not {*re.findall(r"\b[xz]\b", text)} or text in wanted:
             continue
@@ -379,51 +406,74 @@ def check_mixed(seed, device, number=PER_FUNCTION):
                 break
             continue
         wanted[text] = found
-    about = [
-        f"{a.dtype}{[*a.shape]}{a.stride()}" if isinstance(a, torch.Tensor) else a for a in args
-    ]
     if wanted:
-        exec(CELL.format(", ".join(wanted)).replace("formulas", "mixed"), scope)
-        torch.set_default_dtype(default)
-        try:
-            results = scope["mixed"](*args)
-        finally:
-            torch.set_default_dtype(torch.float32)
+        source = cell("mixed", wanted)
+        with default_dtype(default):
+            results = defined("mixed", wanted)(*args)
+        kept.append((source, args, default, [], [r.detach() for r in results]))
         pairs = zip(wanted.items(), results)
         wrong += filter(None, [not_as(want, got, text, args) for (text, want), got in pairs])
-        if draw.random() < 0.3:
-            floats = [t for t, w in wanted.items() if w.is_floating_point()][:8]
-            exec(CELL.format(", ".join(floats or ["x"])).replace("formulas", "mixed"), scope)
+        if draw.random() < 0.3 and math.isfinite(args[3]):
+            floats = [t for t, w in wanted.items() if w.is_floating_point()][:8] or ["x"]
             twice = torch.float16 not in [a.dtype for a in args[:3] if isinstance(a, torch.Tensor)]
-            wrong += [
-                f"{floats}: {w}"
-                for w in check_gradients(floats or ["x"], args, default, twice=twice)
-            ]
-            counted["with gradients"] += len(floats)
-    assert not wrong, f"seed {seed}, default {default}, {about}\n" + "\n".join(wrong)
+            found = check_gradients(floats, args, default, kept, twice=twice)
+            wrong += [f"{floats}: {w}" for w in found]
+        run_again(kept[-2:])  # after others of the name
+    assert not wrong, f"seed {seed}, default {default}, {about(args)}\n" + "\n".join(wrong)
     return count
+
+
+def run_again(kept):
+    """Run functions again, of which nothing is compiled; their results are equal to the bit.
+
+    kept: for each function its cell, its arguments, the default dtype, for its gradients whether
+    they are differentiated twice, and its results.
+    """
+    before = jitkern.stats()["compiles"]
+    for source, args, default, gradients, results in kept:
+        exec(source, scope)
+        if gradients:
+            again = gradients_of(called("mixed"), args, default, twice=gradients[0])
+        else:
+            with default_dtype(default):
+                again = called("mixed")(*args)
+        for want, got in zip(results, again):
+            if want is None or got is None:
+                assert want is got, source
+                continue
+            assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+            bits = [t.flatten().view(torch.uint8) for t in (got, want)]
+            assert torch.equal(*bits), f"{source}{about(args)}: {got}, not {want}"
+    assert jitkern.stats()["compiles"] == before
 
 
 def accepts(text, args, default):
     """Return the result of a formula that eager refuses, if ours does not."""
-    exec(CELL.format(text).replace("formulas", "refused"), scope)
-    torch.set_default_dtype(default)
+    function = defined("refused", [text])
     try:
-        return scope["refused"](*args)[0]
+        with default_dtype(default):
+            return function(*args)[0]
     except REFUSED:
         return None
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @on_each_device
-def test_random_formulas_of_all_dtypes(device):
+def test_random_formulas_of_all_dtypes(device, run_python, tmp_path):
     """JITKERN_FUZZ_FORMULAS says how many, at least; JITKERN_FUZZ_SEED, from which seed on."""
-    seed, formulas = int(os.environ.get("JITKERN_FUZZ_SEED", "0")), 0
+    seed, formulas, kept = FIRST_SEED, 0, []
     while formulas < MIXED_FORMULAS:
-        formulas += check_mixed(seed, device)
+        formulas += check_mixed(seed, device, kept)
         seed += 1
     print(formulas, "formulas", dict(counted))
+    torch.save(kept, tmp_path / "kept")
+    script = f"""
+        import sys
+        sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}
+        import torch, test_against_eager
+        test_against_eager.run_again(torch.load({str(tmp_path / "kept")!r}, weights_only=False))
+    """
+    done = run_python(textwrap.dedent(script), JITKERN_COMPILE="never")
+    assert done.returncode == 0, done.stderr
 
 
 @on_each_device
