@@ -414,7 +414,9 @@ def check_mixed(seed, device, kept, number=PER_FUNCTION):
         pairs = zip(wanted.items(), results)
         wrong += filter(None, [not_as(want, got, text, args) for (text, want), got in pairs])
         if draw.random() < 0.3 and math.isfinite(args[3]):
-            floats = [t for t, w in wanted.items() if w.is_floating_point()][:8] or ["x"]
+            # At NaN derivatives are of any value, also those of PyTorch.
+            known = [t for t, w in wanted.items() if w.is_floating_point() and not w.isnan().any()]
+            floats = known[:8] or ["x"]
             twice = torch.float16 not in [a.dtype for a in args[:3] if isinstance(a, torch.Tensor)]
             found = check_gradients(floats, args, default, kept, twice=twice)
             wrong += [f"{floats}: {w}" for w in found]
