@@ -28,7 +28,7 @@ ORDER = (
 # Lines of Python and C in a room, or in the modules beside the rooms, at most.
 BUDGETS = {
     "beside": 1453,
-    "files": 450,
+    "files": 449,
     "config": 920,
     "cache": 1873,
     "source": 3384,

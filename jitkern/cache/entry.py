@@ -70,9 +70,8 @@ class Entry(NamedTuple):
     def loadable(self) -> Iterator[str]:
         """Yield a path for the loader of the artifact, valid inside the block.
 
-        The path leads through an open descriptor of the verified directory: a user who may rename a
-        directory above it cannot exchange the code. Raises ValueError if the artifact was replaced
-        after its verification, and OSError.
+        The path leads through an open descriptor: who may rename a directory above cannot exchange
+        the code. Raises ValueError if the artifact was replaced since it was verified, and OSError.
         """
         name = self.manifest.meta["artifact"]
         with trust.opened(self.path) as directory:
@@ -83,7 +82,8 @@ class Entry(NamedTuple):
                 trust.check_owner("its directory", os.fstat(directory), owners)
                 artifact = self.manifest.artifacts[name]
                 trust.verified(directory, name, artifact, owners, verify="always")
-            yield trust.path_in(directory, self.path, name)
+            yield (place := trust.path_in(directory, self.path, name))
+            trust.name_library(place, self.path / name)
 
     def _check_same(self, directory: int, name: str) -> None:
         identities = {"": trust.identity(os.fstat(directory))[:2]}

@@ -41,12 +41,7 @@ def make_directory(path: Path, mode: int, *, fsync: bool) -> None:
 
 
 def write(
-    path: Path,
-    data: bytes,
-    *,
-    staging: Path | None = None,
-    mode: int = 0o644,
-    fsync: bool = False,
+    path: Path, data: bytes, *, staging: Path | None = None, mode: int = 0o644, fsync: bool = False
 ) -> None:
     """Write `data` to `path` by one rename: a reader sees the old file or the new. Raises OSError.
 

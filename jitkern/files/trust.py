@@ -8,6 +8,7 @@ owner and mode are those of the open descriptor: nobody can exchange a file afte
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -103,8 +104,7 @@ def why_untrusted_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     if root in trusted:
         return ""
     with contextlib.suppress(OSError):  # the root is missing or unreachable
-        reason = why_untrusted_entry(root.stat(), {os.geteuid()})
-        if reason:
+        if reason := why_untrusted_entry(root.stat(), {os.geteuid()}):
             return f"{root} {reason}"
     return _why_untrusted_way(root, modes=True)
 
@@ -176,6 +176,16 @@ def path_in(directory: int, path: Path, name: str) -> str:
     return f"{place}{name}"
 
 
+def name_library(place: str, path: Path) -> None:
+    """Name a library that was loaded from `place` by its own path, which addr2line can open."""
+    with contextlib.suppress(OSError):  # none was loaded
+        if place in _returned_paths:
+            handle = ctypes.CDLL(place, os.RTLD_NOLOAD)._handle  # a `link_map`: address, name, ...
+            strdup = ctypes.CDLL(None).strdup
+            strdup.restype = ctypes.c_void_p
+            ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[1] = strdup(os.fsencode(path))
+
+
 @contextlib.contextmanager
 def opened_file(
     directory: int, name: str, owners: frozenset[int] | None
@@ -240,8 +250,7 @@ def touch(descriptor: int, status: os.stat_result) -> None:
 
 def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
     """Raise ValueError if a file with this status is not trusted. owners: None for any owner."""
-    reason = why_untrusted_entry(status, owners) if owners is not None else ""
-    if reason:
+    if owners is not None and (reason := why_untrusted_entry(status, owners)):
         raise ValueError(f"{what} {reason}")
 
 
@@ -261,11 +270,9 @@ def state(status: os.stat_result) -> tuple[int, ...]:
 
 def digest(path: str | Path) -> str:
     """Return the SHA-256 of a file's content, in hex; "" for a file that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+    return ""
 
 
 def installed_layers() -> tuple[Path, ...]:
@@ -273,11 +280,8 @@ def installed_layers() -> tuple[Path, ...]:
     layers = []
     others = [Path(p) for p in sys.path if p.endswith("-packages")]  # judged by their owner
     for place in dict.fromkeys((*_installation(), *others)):
-        try:
-            names = sorted(os.listdir(place / INSTALLED))
-        except OSError:
-            continue
-        layers += [place / INSTALLED / name for name in names]
+        with contextlib.suppress(OSError):
+            layers += [place / INSTALLED / name for name in sorted(os.listdir(place / INSTALLED))]
     return tuple(path for path in layers if path.is_dir())
 
 

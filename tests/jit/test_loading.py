@@ -167,6 +167,16 @@ def test_two_libraries_of_one_name_are_two(tmp_path):
     assert len(paths) == 3
 
 
+def test_the_loader_knows_a_library_by_its_path_in_the_cache(entry):
+    """Other processes, such as the addr2line of a stack trace, open the path that it tells."""
+    with entry.loadable() as path:
+        function = ctypes.CDLL(path).value
+    described = (ctypes.c_char_p * 4)()  # a `Dl_info`: the file's name comes first
+    assert ctypes.CDLL(None).dladdr(function, described)
+    assert described[0] == os.fsencode(entry.path / entry.manifest.meta["artifact"])
+    assert function() == 1
+
+
 def test_without_descriptors_in_proc_the_path_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(trust, "DESCRIPTORS", str(tmp_path / "none"))
     with trust.opened(tmp_path) as directory:
