@@ -248,8 +248,9 @@ def test_each_nvrtc_gets_the_options_that_it_knows(monkeypatch, version, added):
     library.nvrtcCompileProgram = lambda handle, count, options: library.got.extend(options)
     monkeypatch.setattr(nvrtc_api, "version", lambda library: version)
     monkeypatch.setattr(NvrtcProgram, "text", lambda program, output: "")
-    NvrtcProgram(library, "", "k.cu", (), {}).compile(["-w"])
-    assert library.got == [option.encode() for option in ("-w", *added)]
+    given = ["-include", "a.h", "-include", "b.h"]
+    NvrtcProgram(library, "", "k.cu", (), {}).compile(given)
+    assert library.got == [option.encode() for option in (*given, *added)]
 
 
 @pytest.mark.parametrize("version", [v for v in toolkit.nvrtc_libraries() if v[0] == 12])

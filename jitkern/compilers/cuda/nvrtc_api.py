@@ -47,8 +47,8 @@ class NvrtcProgram:
         known = version(self._library)
         if known >= (12, 9):  # older ones have no cache of their own
             options = [*options, "--no-cache"]
-        if known[0] == 12:  # which takes a generic lambda of a kernel for a host function
-            options = [*dict.fromkeys((*options, "-default-device"))]
+        if known[0] == 12 and "-default-device" not in options:
+            options = [*options, "-default-device"]  # or a generic lambda is a host function
         array = _strings(options)
         failed = bool(self._library.nvrtcCompileProgram(self._handle, len(options), array))
         return failed, self.text("ProgramLog")
