@@ -188,9 +188,9 @@ OF_ONE = [
     "F.hardswish", "F.softsign", "F.relu", "torch.sigmoid", "torch.tanh", "torch.abs", "torch.neg", "torch.square", "torch.sin",
     "torch.erf", "torch.atan", "torch.exp2", "torch.isnan", "torch.isfinite", "torch.logical_not", "torch.bitwise_not",
     "torch.relu", "torch.exp", "torch.expm1", "torch.log", "torch.log2", "torch.log10", "torch.sqrt", "torch.reciprocal", "torch.cos",
-    "torch.tan", "torch.asin", "torch.acos", "torch.sinh", "torch.cosh", "torch.erfc", "torch.sgn", "torch.isinf",
+    "torch.asin", "torch.acos", "torch.sinh", "torch.cosh", "torch.erfc", "torch.sgn", "torch.isinf",
 ]  # fmt: skip
-OF_A_LEAF = ["torch.floor({})", "torch.signbit({})", "torch.round({})", "torch.sign({})", "({}).int()", "({}).bool()", "({}).long()", "({}).char()",
+OF_A_LEAF = ["torch.floor({})", "torch.signbit({})", "torch.tan({})", "torch.round({})", "torch.sign({})", "({}).int()", "({}).bool()", "({}).long()", "({}).char()",
     "({} % 3)", "({} // 2)", "torch.fmod({}, 2.5)", "({} ** 0.5)", "({} ** -1)", "({} ** -2)", "({} ** 2.0)", "({} ** 3)", "(2 ** {})",
     "(3 - {})", "(2.0 - {})", "(1 / {})", "(7 % {})", "torch.log1p({})", "torch.rsqrt({})"]  # fmt: skip
 OF_TWO = ["({} + {})", "({} - {})", "({} * {})", "({} / {})", "torch.maximum({}, {})", "torch.minimum({}, {})", "torch.atan2({}, {})",
