@@ -44,7 +44,7 @@ BUDGETS = {
     "op": 3160,
     "raw": 734,
     "dropin": 703,
-    "composition": 3398,
+    "composition": 3439,
     "prewarming": 1556,
     "devtools": 1075,
     "service": 1146,
