@@ -88,10 +88,11 @@ def imported(source: Source, function: str) -> Any:
     module = ModuleType(f"jitkern_source_{abs(hash(str(path)))}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
+    unwritten, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # edits in a second share it
     try:
-        code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
-        exec(code, vars(module))  # noqa: S102  the text of now, of which bytecode may not be
+        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102
     finally:  # once edited, it is to be imported again, with its helpers
+        sys.dont_write_bytecode = unwritten
         own = closure_of(source).paths
         for name in [*(sys.modules.keys() - before)]:
             if Path(getattr(sys.modules[name], "__file__", None) or "").resolve() in own:

@@ -110,10 +110,7 @@ def why_nothing(
 
 
 def what_is_missing(results: Iterable[Result]) -> str:
-    """Return the kernels that were skipped where their op has none and no error, or "".
-
-    An op without sample calls counts by the device of its kernels.
-    """
+    """Return the kernels, and ops without samples, that were skipped and have no error, or ""."""
     kernels = [r for r in results if r.variant[:5] not in ("", "call.") and "-" in r.target]
     served = {_place(r) for r in kernels if r.path or r.status == "failed"}
     names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
