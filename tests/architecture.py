@@ -35,7 +35,7 @@ BUDGETS = {
     "cache_tools": 1716,
     "remote": 1873,
     "calls": 786,
-    "compilers": 5955,
+    "compilers": 5956,
     "loading": 715,
     "jit": 794,
     "launch": 3537,

@@ -108,7 +108,8 @@ class KernelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def _check_declared(self, name: str, top: str) -> None:
         """Raise ImportError for another package than those of the declared versions."""
-        owners = importlib.metadata.packages_distributions().get(top, [])
+        same = [one.name for one in importlib.metadata.distributions(name=top)]
+        owners = importlib.metadata.packages_distributions().get(top, same)  # 3.10 lacks many
         installed = {owner: importlib.metadata.version(owner) for owner in owners}
         if installed.items() & self._source.packages:
             return
