@@ -143,6 +143,14 @@ def declared(
     return op
 
 
+def assert_refused(
+    build: Callable[..., object], text: str, given: Mapping[str, Any], reason: str
+) -> None:
+    """Check that a kernel of this text, built with these keywords, is no kernel for this reason."""
+    with pytest.raises(CompileError, match=reason):
+        build(text, **given)
+
+
 def run_cell(name: str, text: str, variables: dict[str, Any]) -> dict[str, Any]:
     """Run a cell of a notebook, whose text `linecache` knows as a notebook's does."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
