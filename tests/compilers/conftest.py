@@ -1,4 +1,4 @@
-"""Fixtures of NVIDIA's languages: the parameter or fixture `language` says of which."""
+"""Fixtures of NVIDIA's languages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ _number = itertools.count()
 
 
 @pytest.fixture
+def language(request):
+    """The language of a module of tests; others have a parameter of this name."""
+    return request.module.LANGUAGE
+
+
+@pytest.fixture
 def build(tmp_path, language):
     """Compile a kernel of a text; by default the language's `scale`."""
     run_folder = tmp_path / "kernels"
@@ -23,10 +29,10 @@ def build(tmp_path, language):
 
     def run(
         text=language.scale, template=(("B", 64),), signature=(VECTOR, VECTOR, "float"),
-        target=TARGET, folder=run_folder, function="k", **source
+        target=TARGET, folder=run_folder, file="k.py", function="k", **source
     ):  # fmt: skip
-        (folder / "k.py").write_text(text)
-        kind = language.kind("k.py", folder=str(folder), **source)
+        (folder / file).write_text(text)
+        kind = language.kind(file, folder=str(folder), **source)
         return jit.ensure(Variant("test::k", kind, function, template, signature), target)
 
     run.folder = run_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_gpu import OnGpu
-from helpers import REPOSITORY, needs_cute, run_threads
+from helpers import REPOSITORY, run_threads
 from nvidia_languages import (
     CUTE,
     TARGET,
@@ -18,6 +18,7 @@ from nvidia_languages import (
     VECTOR,
     artifact,
     assert_serves_its_class_alone,
+    learn,
     on_meta,
 )
 
@@ -29,12 +30,8 @@ from jitkern.launch.runner import Runner
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
-pytestmark = needs_cute
-
-
-@pytest.fixture
-def language():
-    return CUTE
+LANGUAGE = CUTE
+pytestmark = CUTE.needs
 
 
 @pytest.mark.long
@@ -140,9 +137,7 @@ def scaled(k, x, by):
 @pytest.mark.long
 def test_a_call_is_traced_and_served_by_c(declare, gpu):
     op = declare(scaled, "(Tensor x, int by) -> Tensor", CUTE.scale_by_int)
-    meta = torch.ones(64, device="meta"), 2
-    op.samples(lambda device: iter([meta]))
-    gpu.learn(op, meta)
+    learn(gpu, op, on_meta(64), 2)
     gpu.expect(["Qi4x", "Qi4x", "i", "i"])  # of the kernel, as the host code passes them
     for n in (64, 128, 1600):
         x = torch.ones(n)
@@ -228,9 +223,7 @@ def test_a_strided_source_passes_strides(declare, gpu):
         return out
 
     op = declare(launch, "(Tensor x) -> Tensor", COPY, strided=True)
-    meta = (torch.ones(48, 32, device="meta").t(),)
-    op.samples(lambda device: iter([meta]))
-    gpu.learn(op, meta)
+    learn(gpu, op, on_meta(48, 32).t())
     gpu.expect(["Q2i1q", "Q2i1q"])
     x = torch.ones(64, 16).t()
     out, given = gpu.call(x)

@@ -4,31 +4,24 @@ import os
 
 import pytest
 import torch
-from helpers import needs_cutile
 from nvidia_languages import (
     CUTILE,
     HELPER,
-    TARGET,
     TARGETS,
     VECTOR,
     artifact,
     assert_serves_its_class_alone,
+    learn,
     on_meta,
     said_by_prewarm,
 )
 
-from jitkern import config, jit
-from jitkern.declare import CuTile
+from jitkern import config
 from jitkern.errors import CompileError, TargetError
-from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
-pytestmark = needs_cutile
-
-
-@pytest.fixture
-def language():
-    return CUTILE
+LANGUAGE = CUTILE
+pytestmark = CUTILE.needs
 
 
 @pytest.mark.long
@@ -100,10 +93,8 @@ def test_a_kernel_may_be_made_by_a_function_of_its_file(build):
 @pytest.mark.long
 def test_a_file_may_be_named_like_a_module_of_python(build):
     (build.folder / "types.py").write_text(HELPER.format(2))
-    (build.folder / "math.py").write_text(CUTILE.helped.replace("from helper", "from .types"))
-    kind = CuTile("math.py", folder=str(build.folder))
-    variant = Variant("test::k", kind, "k", (("B", 64),), (VECTOR, VECTOR, "float"))
-    assert jit.ensure(variant, TARGET).manifest.meta["symbol"] == "k"
+    text = CUTILE.helped.replace("from helper", "from .types")
+    assert build(text, file="math.py").manifest.meta["symbol"] == "k"
 
 
 @pytest.mark.long
@@ -152,9 +143,7 @@ def scaled(k, x, by):
 @pytest.mark.long
 def test_a_call_is_traced_and_served_by_c(declare, gpu):
     op = declare(scaled, "(Tensor x, int by) -> Tensor")
-    meta = torch.ones(64, device="meta"), 2
-    op.samples(lambda device: iter([meta]))
-    gpu.learn(op, meta)
+    learn(gpu, op, on_meta(64), 2)
     for n in (64, 128, 1600):
         x = torch.ones(n)
         out, size, stride, pointer, *rest = gpu.call(x, 2)
