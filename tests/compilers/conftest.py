@@ -17,7 +17,7 @@ _number = itertools.count()
 
 @pytest.fixture
 def language(request):
-    """The language of a module of tests; others have a parameter of this name."""
+    """The language of this module's tests. Tests of both languages have a parameter instead."""
     return request.module.LANGUAGE
 
 

@@ -110,19 +110,19 @@ def on_meta(*shape, dtype=torch.float32):
 
 
 def learn(gpu, op, *call):
-    """Let a program serve the calls of an op that are like this one, its only sample."""
+    """Append the program of a call of an op, whose only sample it is."""
     op.samples(lambda device: iter([call]))
     gpu.learn(op, call)
 
 
 def said_by_prewarm(op, *shape):
-    """What a prewarm says of a call with a tensor of this shape and a number."""
+    """Return the results of a prewarm as text. Its call has a tensor of this shape and a number."""
     op.samples(lambda device: iter([(torch.ones(shape, device=device), 2.0)]))
     return str(jitkern.prewarm([op], targets=[TARGET]))
 
 
 def assert_serves_its_class_alone(gpu):
-    """Of a program for vectors whose sizes and addresses are multiples of 16."""
+    """Check a program that is for vectors. Their sizes and addresses are multiples of 16."""
     assert gpu.call(torch.ones(65), 2) is None, "a size of another class"
     assert gpu.call(torch.ones(65)[1:], 2) is None, "an address of another class"
     assert gpu.call(torch.ones(64, dtype=torch.float64), 2) is None, "another dtype"

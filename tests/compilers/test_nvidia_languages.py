@@ -119,7 +119,7 @@ def test_a_declaration_passes_on_what_changes_the_code_alone(language, keyword, 
 
 
 def refused(text, decorator, **own):
-    """What is given to `build`, and the reason of the refusal; first in both languages."""
+    """Return keywords for `build` and the error of each case. Both languages have the first seven."""
     end = text.count("\n") + 1
     return {
         "name": ({"function": "j"}, f"k.py: error: it has no {decorator} function `j`; it has: k"),

@@ -56,7 +56,7 @@ def build(tmp_path):
 
 
 def declared(folder, file="k.py", function="k"):
-    """What a file of a folder declares of a function."""
+    """Return the declaration of a function in a file of this folder."""
     return declared_in("test::k", Triton(file, folder=str(folder)), function, TARGET)
 
 
