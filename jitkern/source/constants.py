@@ -72,7 +72,7 @@ def decoded(constant: Any, dtype: Callable[[str], Any], find: Callable[..., Any]
             return find(node.func.id, *map(of, node.args))
         return float(node.id) if node.id in ("nan", "inf") else dtype(node.id)
 
-    return of(_parsed(constant)) if isinstance(constant, str) else constant
+    return of(ast.parse(constant, mode="eval").body) if isinstance(constant, str) else constant
 
 
 def files_of(constants: Iterable[Constant]) -> list[str]:
@@ -86,10 +86,6 @@ def files_of(constants: Iterable[Constant]) -> list[str]:
     for constant in constants:
         decoded(constant, str, find)
     return sorted(files)
-
-
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 def _text(value: Any, source: Source) -> str:

@@ -22,13 +22,7 @@ from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.source import texts
-from jitkern.source.triton_decorators import (
-    BARE,
-    UnsupportedDecorator,
-    bare,
-    inner,
-    read,
-)
+from jitkern.source.triton_decorators import BARE, UnsupportedDecorator, bare, inner, read
 
 _PLAIN = (int, float, str, bool, type(None))
 

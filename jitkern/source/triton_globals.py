@@ -7,12 +7,12 @@ the file compares them with its own.
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from jitkern import source as source_room
@@ -22,6 +22,14 @@ from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import BARE, bare
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class TextLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the text that a file has now, since times tell of no edit within a second."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def text_of(value: Any, *, inside: bool = False) -> str:
@@ -67,11 +75,8 @@ def live_function(source: Source, function: str) -> Any:
     """Return a Triton function of a source's file as this process has imported it, or None."""
     if source.text:
         return source_room.declarations.live(source.text)
-    for _, names in _names_of_files([str(source.paths[0])]):
-        value = _named(names, function)
-        if bare(value) is not None:
-            return value
-    return None
+    found = (_named(names, function) for _, names in _names_of_files([str(source.paths[0])]))
+    return next((value for value in found if bare(value) is not None), None)
 
 
 def imported(source: Source, function: str) -> Any:
@@ -81,29 +86,38 @@ def imported(source: Source, function: str) -> Any:
     """
     if (known := live_function(source, function)) is not None:
         return known
-    path, package = source.paths[0], source.package
-    if package:
-        return _of(importlib.import_module(f"{package}.{path.stem}"), function)
-    before = {*sys.modules}
-    module = ModuleType(f"jitkern_source_{abs(hash(str(path)))}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    unwritten, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # edits in a second share it
-    try:
-        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102
-    finally:  # once edited, it is to be imported again, with its helpers
-        sys.dont_write_bytecode = unwritten
-        own = closure_of(source).paths
-        for name in [*(sys.modules.keys() - before)]:
-            if Path(getattr(sys.modules[name], "__file__", None) or "").resolve() in own:
-                del sys.modules[name]
-    return _of(module, function)
-
-
-def _of(module: ModuleType, function: str) -> Any:
+    name = f"{source.package}.{source.paths[0].stem}"
+    module = importlib.import_module(name) if source.package else _run_alone(source)
     if (value := _named(vars(module), function)) is None:
         raise AttributeError(f"the import gives no function `{function}`")
     return value
+
+
+def _run_alone(source: Source) -> ModuleType:
+    """Run a file without a package. It and its helpers are forgotten, as they may be edited."""
+    path, own = source.paths[0], closure_of(source).paths
+    module = ModuleType(f"jitkern_source_{abs(hash(str(path)))}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    new = [module.__name__]
+
+    def find_spec(name: str, *where: Any) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(name, *where)
+        if not spec or name in sys.modules or Path(spec.origin or "").resolve() not in own:
+            return None
+        spec.loader = TextLoader(name, str(spec.origin))
+        new.append(name)
+        return spec
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    try:
+        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+    finally:
+        sys.meta_path.remove(finder)
+        for name in new:
+            sys.modules.pop(name, None)
+    return module
 
 
 def _named(names: dict[str, Any], function: str) -> Any:

@@ -1,11 +1,14 @@
 """What an import of a Triton file declares: kept for its files and for the facts that it reads."""
 
 import json
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import H100, needs_triton, one_in_four, target_of
+from helpers import H100, LONGEST, needs_triton, one_in_four, run_threads, target_of, write_files
 
 import jitkern
 from jitkern import jit
@@ -13,6 +16,7 @@ from jitkern.cache.manifest import Manifest
 from jitkern.errors import CompileError, LaunchError, NotCached
 from jitkern.launch.declared import declared_in, functions_for
 from jitkern.source.kinds import Triton
+from jitkern.source.triton_globals import imported
 from jitkern.target import Target
 
 pytestmark = needs_triton
@@ -223,6 +227,36 @@ def test_functions_of_decorators_follow_edits_of_files(tmp_path, monkeypatch, ed
         path = tmp_path / edited  # of the same size, within the second
         path.write_text(path.read_text().replace("// 3", "// 1"))
     assert found == ([4, 12] if edited.startswith("d") else [4, 1])
+
+
+def test_imports_for_decorators_in_threads_leave_no_setting(tmp_path, monkeypatch):
+    """The second begins while the first runs, and ends after it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    turns = {name: threading.Event() for name in ("first_runs", "second_runs", "first_ended")}
+    monkeypatch.setitem(sys.modules, "turns", SimpleNamespace(**turns))
+    head = "import helper_of_both, turns\ndef k(): pass\n"
+    texts = {
+        "first.py": f"{head}turns.first_runs.set()\nturns.second_runs.wait({LONGEST})\n",
+        "second.py": f"{head}turns.second_runs.set()\nturns.first_ended.wait({LONGEST})\n",
+        "helper_of_both.py": "",
+    }
+    write_files(tmp_path, texts)
+    finders = [*sys.meta_path]
+
+    def first():
+        imported(Triton("first.py", folder=str(tmp_path)), "k")
+        turns["first_ended"].set()
+
+    def second():
+        turns["first_runs"].wait(LONGEST)
+        imported(Triton("second.py", folder=str(tmp_path)), "k")
+
+    run_threads(first, second)
+    assert (sys.dont_write_bytecode, sys.meta_path) == (False, finders)
+    assert not [*tmp_path.rglob("*.pyc")]
+    assert "helper_of_both" not in sys.modules
 
 
 @pytest.mark.long

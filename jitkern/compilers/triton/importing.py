@@ -31,6 +31,7 @@ from typing import Any
 from jitkern.source import import_facts
 from jitkern.source.gpus import capability_of
 from jitkern.source.kinds import Source
+from jitkern.source.triton_globals import TextLoader
 from jitkern.target import Target
 
 _REMEDY = (
@@ -141,7 +142,7 @@ class Import:
                     return module
         elif sys.modules.get(name) or name in sys.stdlib_module_names:
             name = f"jitkern_of_{name}"
-        loader = _Loader(name, str(path))
+        loader = TextLoader(name, str(path))
         spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         assert spec
         module = importlib.util.module_from_spec(spec)
@@ -459,15 +460,7 @@ class _Environment(MutableMapping[str, str]):
 # ------------------------------------------------------------------ finding and loading
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles the text that a file has now, since times tell of no edit within a second."""
-
-    def get_code(self, fullname: str) -> Any:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
-class _PackageLoader(_Loader):
+class _PackageLoader(TextLoader):
     """Makes a stub of a package."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -524,7 +517,7 @@ class _Finder:
         elif top == self.top and spec.submodule_search_locations is not None:
             spec.loader = _PackageLoader(name, path)
         elif os.path.realpath(path) in self._world.covered:
-            spec.loader = _Loader(name, path)
+            spec.loader = TextLoader(name, path)
         return spec
 
 
