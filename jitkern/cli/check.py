@@ -86,10 +86,9 @@ def run(args: argparse.Namespace) -> int:
             package = module.partition(".")[0]
             say(f"`import {package}` does not declare {op}: it lacks `import {module}`")
         skipped = len(checks) - failed - done
-        color = GREEN if ok else RED
         total = f"{counted(done, 'check')} passed, {failed} failed, {skipped} skipped"
         total += f"; not imported: {', '.join(broken)}" if broken else ""
-        print(styled(total, color))
+        print(styled(total, GREEN if ok else RED))
     return 0 if ok else 1
 
 

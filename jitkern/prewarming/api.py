@@ -55,6 +55,7 @@ def prewarm(
     parts: the number of parts for the executor; by default 4 for each worker.
 
     Returns a Result for each entry, and for each task that failed or was skipped, with the reason.
+    The status of an op without sample calls is `unsampled`.
     Raises DeclarationError for an op that is not declared and for a file that is not a recording,
     TargetError for a text that is not a target, SettingError, and CacheError for an unusable cache.
     """
@@ -80,11 +81,9 @@ def prewarm(
     # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
         tell = progress or (lambda _: None)
-        elsewhere = None
-        if executor:
-            elsewhere = prewarming.jobs.ExecutorBuilder(
-                executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
-            )
+        elsewhere = prewarming.jobs.ExecutorBuilder(
+            executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
+        ) if executor else None  # fmt: skip
         builder = Builder(
             parallelism.limit(), tell, elsewhere=elsewhere, keep_going=keep_going, refresh=refresh
         )
@@ -134,7 +133,7 @@ def _without_calls(chosen: Iterable[OpCalls], targets: Iterable[Target]) -> list
                 f'{op.place}{op.name}: no sample calls: add `@op.samples` (called with "meta"), '
                 "`prewarm=[...]`, or use `--from RECORDING`"
             )
-            lacking.append(Result(op.name, "", device, "skipped", reason=reason))
+            lacking.append(Result(op.name, "", device, "unsampled", reason=reason))
     return lacking
 
 

@@ -28,6 +28,7 @@ from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 
 NOT_TRIED = "not tried after a failed build; see --keep-going"
+SKIPPED = ("skipped", "unsampled")  # the statuses of what is not built, without an error
 
 
 class Group(NamedTuple):
@@ -48,7 +49,7 @@ class Group(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One line of the report; status is built, hit, failed or skipped."""
+    """One line of the report; status is built, hit, failed, skipped, or unsampled of an op."""
 
     op: str
     variant: str

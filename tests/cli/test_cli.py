@@ -176,6 +176,7 @@ def test_an_op_without_samples_is_a_miss(cli, package):
     assert (code, len(kernels(report)), report["skipped"]) == (0, 3, 2)
     for row in report["results"][-2:]:
         assert row["op"] in ("unsampled::none", "unsampled::elsewhere")
+        assert row["status"] == "unsampled"
         assert f"{row['op']}: no sample calls: add `@op.samples`" in row["reason"]
     assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
     code, _, err = cli("prewarm", "unsampled", "--target", "cpu")

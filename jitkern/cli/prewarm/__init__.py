@@ -29,7 +29,7 @@ from jitkern.cli.prewarm.report import (
     what_is_missing,
     why_nothing,
 )
-from jitkern.prewarming.tasks import Group, Result, entries_of
+from jitkern.prewarming.tasks import SKIPPED, Group, Result, entries_of
 from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE, Target, short_version
 
@@ -115,13 +115,14 @@ def run(args: argparse.Namespace) -> int:
         told = {"pushed": store.url, "uploaded": _push(store, key, results, groups)}
     results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
     count = Counter(result.status for result in results)
+    skipped = sum(count[status] for status in SKIPPED)
     seconds = round(time.perf_counter() - started, 3)
     if args.json:
         print_json(
             built=count["built"],
             hits=count["hit"],
             failed=count["failed"],
-            skipped=count["skipped"],
+            skipped=skipped,
             seconds=seconds,
             results=[result._asdict() for result in results],
             **told,
@@ -133,14 +134,14 @@ def run(args: argparse.Namespace) -> int:
             print_ops(results)
         print(
             f"{count['built']} built, {count['hit']} cached, {count['failed']} failed, "
-            f"{count['skipped']} skipped; {seconds:.1f} s wall time; {config.current().cache_dir}"
+            f"{skipped} skipped; {seconds:.1f} s wall time; {config.current().cache_dir}"
         )
     lacking = why_nothing(wanted, targets, results) if args.shard[1] == 1 else ""
     if not lacking and (args.refresh or args.target):
         lacking = what_is_missing(results)
     if lacking:
         say(lacking)
-    return 1 if count["failed"] or lacking or (args.fail_on_miss and count["skipped"]) else 0
+    return 1 if count["failed"] or lacking or (args.fail_on_miss and skipped) else 0
 
 
 def _remark_versions(targets: Iterable[Target]) -> None:

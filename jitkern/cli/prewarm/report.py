@@ -12,12 +12,12 @@ from jitkern.cache_tools.check import counted, headline
 from jitkern.cli.output import RED, YELLOW, Progress, print_table, say, styled
 from jitkern.errors import TargetError
 from jitkern.op import recorder
+from jitkern.prewarming.tasks import SKIPPED, Result, Step
 from jitkern.runtime import binding
 from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.prewarming.op_calls import OpCalls
-    from jitkern.prewarming.tasks import Result, Step
 
 _MOST = 3  # ops that a sentence names
 _PURPOSES = {  # of the entries that no op has for itself, where they are built
@@ -49,7 +49,7 @@ class Failures:
         for result in results:
             if result.status == "failed" and result not in self._shown:
                 self._note(result)
-        for result in {r.reason: r for r in results if r.status == "skipped"}.values():
+        for result in {r.reason: r for r in results if r.status in SKIPPED}.values():
             alike = self._alike.setdefault(headline(result.reason)[0], [])
             alike.append(result)
             if len(alike) == 1:
@@ -114,7 +114,7 @@ def what_is_missing(results: Iterable[Result]) -> str:
     kernels = [r for r in results if r.variant[:5] not in ("", "call.") and "-" in r.target]
     served = {_place(r) for r in kernels if r.path or r.status == "failed"}
     names = [_name_of(r) for r in kernels if r.status == "skipped" and _place(r) not in served]
-    names += [_name_of(r) for r in results if not r.variant and r.target in ("cpu", "cuda")]
+    names += [_name_of(r) for r in results if r.status == "unsampled"]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"neither built nor cached: {', '.join(names[:_MOST])}{more}" if names else ""
 
@@ -140,7 +140,7 @@ def print_ops(results: list[Result]) -> None:
             _PURPOSES.get(group[0].op) or counted(kernels, "kernel"),
             *([counted(calls, "record")] if calls else []),
         ]
-        for status, code in (("failed", RED), ("skipped", YELLOW)):
+        for status, code in (("failed", RED), *((one, YELLOW) for one in SKIPPED)):
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []
         compiling = sum(r.seconds for r in group if r.status == "built")
