@@ -94,15 +94,15 @@ def _traced(function: Callable[..., Any], *, samples: Any, dtypes: Any) -> Point
     if code is None:
         raise DeclarationError(f"pointwise takes a Python function, got {function!r:.200}")
     name = function.__name__ if function.__name__.isidentifier() else "formula"  # of a lambda
-    parameters = [_parameter(name, p) for p in inspect.signature(function).parameters.values()]
+    given = inspect.signature(function).parameters.values()
+    parameters = [_parameter(name, p) for p in given]
     symbols = [Element(node(INPUT, value=(i, p.kind))) for i, p in enumerate(parameters)]
-    keywords = {
-        p.name: symbol
-        for p, symbol in zip(inspect.signature(function).parameters.values(), symbols)
-        if p.kind == p.KEYWORD_ONLY
-    }
+    keywords = {p.name: symbol for p, symbol in zip(given, symbols) if p.kind == p.KEYWORD_ONLY}
     with named([parameter.name for parameter in parameters]):
         result = function(*symbols[: len(symbols) - len(keywords)], **keywords)
+    if isinstance(result, (tuple, list)) and len(result) == 1:
+        kind = type(result).__name__
+        raise DeclarationError(f"{name}: an op returns no {kind} of one: return the value itself")
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     for output in outputs or [None]:
         known = isinstance(output, Element) and inputs_of(output.node)

@@ -37,7 +37,7 @@ scope = {"torch": torch, "F": F, "pointwise": pointwise, "__name__": "fuzzed"}
 def cell(name, texts):
     """Return the text of a function of these formulas."""
     parameters = "x, y, z, a: float, n: int, f: bool"
-    return f"@pointwise\ndef {name}({parameters}):\n    return ({', '.join(texts)},)\n"
+    return f"@pointwise\ndef {name}({parameters}):\n    return {', '.join(texts)}\n"
 
 
 def defined(name, texts):

@@ -408,6 +408,13 @@ def test_none_for_a_tensor_is_refused_without_word_of_a_schema():
         pointwise(lambda x, y: x + y)(torch.ones(2), None)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_sequence_of_one_is_refused(kind):
+    """A call would return a tensor, and the function as it is written does not."""
+    with pytest.raises(DeclarationError, match=f"no {kind.__name__} of one: return the value"):
+        pointwise(lambda x: kind([x * 2]))
+
+
 def test_a_function_that_returns_nothing_is_refused():
     for function in (lambda x: None, lambda x: (), lambda x: (x, None)):
         with pytest.raises(DeclarationError, match="returns values that depend .* got None"):
