@@ -114,15 +114,6 @@ __device__ __forceinline__ void store_vector(T *row, int column, int cols, const
   for (int i = 0; i < V; i++)
     if ((unsigned)(column + i) < (unsigned)cols) round_to(row[column + i], a[i]);
 }
-// As load_vector, for what all rows share (a weight): widened, through L1.
-template <bool EDGES, typename T>
-__device__ __forceinline__ void load_shared(const T *p, int column, int cols, widened<T> (&a)[vector_size<T>]) {
-  constexpr int V = vector_size<T>;
-  if (is_whole<EDGES>(p, column, cols))
-    return widen<T>(__ldg((const uint4 *)(p + column)), a);
-#pragma unroll
-  for (int i = 0; i < V; i++) a[i] = (unsigned)(column + i) < (unsigned)cols ? wide(p[column + i]) : 0;
-}
 // How many elements before its first a row's first aligned vector begins.
 template <bool EDGES, typename T> __device__ __forceinline__ int elements_before(const T *row) {
   return EDGES ? (int)((unsigned long long)row % 16 / sizeof(T)) : 0;
