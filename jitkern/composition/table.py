@@ -128,8 +128,9 @@ def _angle(g: Any, part: Any, square: Any) -> Any:
 
 
 def _power(g: Any, x: Any, y: Any, out: Any) -> Values:
+    zeroth = y == 0  # has the derivative 0, and so have its derivatives, whatever x and g are
     return (
-        _where(y == 0, 0, g * (y * torch.pow(x, y - 1))),
+        _where(zeroth, 0, g) * (y * torch.pow(x, _where(zeroth, 1, y) - 1)),
         _where((x == 0) & (y >= 0), 0, g * (out * torch.log(x))),
     )
 

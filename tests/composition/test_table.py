@@ -253,6 +253,19 @@ def test_the_derivative_of_an_angle_at_the_origin_is_zero():
     assert x.grad.tolist() == [0, 0]
 
 
+def test_a_zeroth_power_has_no_derivative_of_any_order():
+    """Where the derivative of what it is divided by is infinite, too."""
+
+    def function(x, y, n: int):
+        return torch.pow(x, n) / y + x * x * x
+
+    ours, x = named("zeroth", function), torch.tensor([-1.25, 0.0, 2.0], requires_grad=True)
+    for found in (ours, function):
+        (first,) = torch.autograd.grad(found(x, torch.zeros(3), 0).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert torch.equal(first, 3 * x * x) and torch.equal(second, 6 * x)
+
+
 def test_rows_without_a_derivative_have_none():
     without = {row.name for row in TABLE.values() if not row.gradient}
     of_conditions = {row.name for row in TABLE.values() if row.rule == "bool"}
