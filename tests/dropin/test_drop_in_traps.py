@@ -103,7 +103,7 @@ def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
     assert done.returncode == 0, done.stderr
     says = (
         "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
-        "namespace already (main.cpp:"
+        "namespace already (./main.cpp:"
     )
     assert done.stdout.count(says) == 2
 
