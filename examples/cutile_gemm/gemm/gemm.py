@@ -5,7 +5,7 @@ import cuda.tile as ct
 Int = ct.Constant[int]
 
 
-@ct.kernel
+@ct.kernel(num_worker_warps=8)  # two warpgroups hold the sums of a large tile in registers
 def gemm(out, a, b, M: Int, N: Int, K: Int, GROUP: Int):
     """Compute one tile of M x N. GROUP rows of tiles share columns of b in the L2 cache."""
     rows, columns = ct.cdiv(a.shape[0], M), ct.cdiv(b.shape[1], N)
