@@ -35,9 +35,8 @@ _PYTHON = {  # if the first operand is a number
     "ne": operator.ne, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
 }  # fmt: skip
 _DIVISIONS = ("floor_divide", "remainder", "fmod")
-_LIMITED = (  # integers beyond the dtype's
-    *_DIVISIONS, "clamp", "clamp_min", "clamp_max", "pow", "where", "add_scaled", "addcmul",
-)  # fmt: skip
+# These take no integers beyond the dtype's.
+_LIMITED = (*_DIVISIONS, "clamp", "clamp_min", "clamp_max", "pow", "where", "add_scaled", "addcmul")
 _INTEGERS = 2.0**62  # an argument that is an integer may be twice as large
 _STEPS = 16  # of how a number is computed
 _COMPUTED = ("neg", "add", "sub", "mul", "div")  # by a launch function
@@ -225,7 +224,8 @@ def _limits_of(
                 yield None, 0, 0, False, False
             elif arg.op != CONST:
                 least = 0 if one.op == "pow" else integers.min
-                yield _way(arg), least, integers.max, False, not divides
+                few = one.op == "pow" and _checked(one, values, 1.5, device)  # x ** 0 and x ** 1
+                yield _way(arg), least, 1 if few else integers.max, False, not divides
             elif not integers.min <= value <= integers.max:
                 yield None, 0, 0, False, False  # some versions wrap it, some hold it within
 

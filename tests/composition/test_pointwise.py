@@ -792,16 +792,19 @@ def test_the_operands_of_a_refusal_have_their_dtypes():
         pointwise(lambda x: x - True)(torch.tensor(True))  # noqa: FBT003
 
 
-@pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -1, -2, True], ids=str)
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, -1, -2, True], ids=str)
 def test_powers_of_unsigned_integers_are_as_in_eager(exponent):
     function, x = pointwise(lambda x: x**exponent), torch.arange(4).to(torch.uint32)
+    of_a_number = pointwise(lambda x, n: x**n)
     try:
         want = x**exponent
     except RuntimeError as e:
-        with pytest.raises(RuntimeError, match=f"PyTorch refuses pow.*{re.escape(str(e))}"):
-            function(x)
+        for call in (lambda: function(x), lambda: of_a_number(x, exponent)):
+            with pytest.raises(RuntimeError, match=f"PyTorch refuses pow.*{re.escape(str(e))}"):
+                call()
     else:
-        assert torch.equal(function(x), want) and function(x).dtype == want.dtype
+        for found in (function(x), of_a_number(x, exponent)):
+            assert torch.equal(found, want) and found.dtype == want.dtype
 
 
 def test_numbers_that_are_computed_are_refused_as_in_eager():
