@@ -244,19 +244,19 @@ def gemm(matrix, **template):
 
 @pytest.mark.long
 def test_the_example_launches_its_tiles(gpu):
-    function = jit.loaded(gemm("*bf16:16:1,1:1,=1", M=64, N=64, K=32), TARGET)
+    function = jit.loaded(gemm("*bf16:16:1,1:1,=1", M=64, N=64, K=64), TARGET)
     m, n, k = 513, 257, 1023
     passed = [(1 << 40, m, n, n, 1), (1 << 41, m, k, k, 1), (1 << 42, k, n, n, 1)]
     gpu.expect(["Q2iq", "Q2iq", "Q2iq"])
     function.call([*itertools.chain(*passed), 77, 0], "`gemm`")
-    assert gpu.launched() == [[1 << 40, m, n, n], [1 << 41, m, k, k], [1 << 42, n, k, n]]
+    assert gpu.launched() == [[1 << 40, m, n, n], [1 << 41, m, k, k], [1 << 42, k, n, n]]
     *sizes, shared = gpu.array("config", ctypes.c_uint, 7)
-    assert sizes == [9, 5, 1, 256, 1, 1]
-    assert shared == 2 * 2 * (63 * (32 + 8) + 32), "tiles of both matrices, in rows with padding"
+    assert sizes == [8, 5, 2, 128, 1, 1], "nine rows of tiles, in groups of eight"
+    assert shared == 3 * 2 * (64 * 64 * 2), "three tiles of both matrices"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 def test_the_example_is_compiled_for_each_arch(arch):
-    variant = gemm("*bf16:16:16,16:8,=1", M=128, N=128, K=32)
+    variant = gemm("*bf16:16:16,16:8,=1", M=128, N=128, K=64)
     assert artifact(jit.ensure(variant, TARGETS[arch]))[:4] == b"\x7fELF"

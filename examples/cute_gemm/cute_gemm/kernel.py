@@ -24,7 +24,7 @@ def _(k, a, b):
     m, n = a.shape[0], b.shape[1]
     out = torch.empty((m, n), dtype=a.dtype, device=a.device)
     height, width = LARGE_TILE if m * n >= 1 << 22 else SMALL_TILE
-    k.gemm[{"M": height, "N": width, "K": 32}](out, a, b)
+    k.gemm[{"M": height, "N": width, "K": 64}](out, a, b)
     return out
 
 
