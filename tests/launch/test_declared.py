@@ -304,11 +304,12 @@ def test_an_import_has_the_facts_that_it_would_read_alone(package, monkeypatch):
 
 @pytest.mark.long
 def test_installed_code_counts_by_its_version_wherever_it_lies(package, source):
-    """And the metadata of all that is installed, which some libraries read, is no fact."""
+    """And no fact are the metadata of all that is installed, and the folders above it."""
     folder = package.parents[1]
     text = "import importlib.metadata\nimportlib.metadata.packages_distributions()\n"
     info = install(folder, text)
     text = KERNELS.replace("sizes(WIDE)", "[64]")
+    text += "for above in __import__('pathlib').Path(torch.__file__).parents:\n    above.exists()\n"
     (package / "kernels.py").write_text(f"__import__('other' + 'name')\n{text}")
     facts = dict(declared_in("t::k", source, "k", TARGET).facts)
     assert facts == {"variable WIDE_BLOCKS": None, "version other-lib": "1.2"}

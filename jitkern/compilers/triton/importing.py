@@ -204,13 +204,13 @@ class Import:
             return
         place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
         known = (*self._installed, *self._stdlib, *self._system, self._jitkern)
-        above = f"{os.path.realpath(place)}{os.sep}"
-        covered = self.covered
+        above = f"{os.path.realpath(place).rstrip(os.sep)}{os.sep}"
+        there = (*self.covered, *self._installed)  # and so are the folders above
         if os.path.islink(place):  # noqa: PTH114  to a covered file, or above this one
-            covered = frozenset([str(self.source.paths[0].absolute())])
+            there = (str(self.source.paths[0].absolute()),)
             above = f"{place}{os.sep}"
-        is_covered = any(f"{file}{os.sep}".startswith(above) for file in covered)
-        if above.startswith(known) or (kind == "path" and is_covered):
+        is_there = any(f"{path}{os.sep}".startswith(above) for path in there)
+        if above.startswith(known) or (kind == "path" and is_there):
             return
         if not self._is_of_tools(frame, at_import=True):
             self.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.target)
