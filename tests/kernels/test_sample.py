@@ -126,8 +126,8 @@ def test_the_token_is_the_one_of_the_rule(device, filters):
 @each_dtype
 @each_filter
 def test_a_gpu_draws_the_token_of_the_cpu(dtype, filters):
-    for columns in (128256, 20011):
-        for kind in KINDS:
+    for columns, kinds in ((128256, ("plain", "ties", "descending")), (20011, KINDS)):
+        for kind in kinds:
             x = rows_of(kind, columns, dtype)
             on_the_cpu = ops.sample(x, *state("cpu"), *filters)
             on_the_gpu = ops.sample(x.cuda(), *state("cuda"), *filters)
