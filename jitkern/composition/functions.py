@@ -171,11 +171,11 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "relu6": lambda x: _hardtanh(x, 0, 6),
     "hardsigmoid": lambda x: _hardtanh(x + 3, 0.0, 6.0) / 6,
     "hardswish": lambda x: x * (_hardtanh(x + 3, 0.0, 6.0) / 6),
-    "softsign": lambda x: x / (1 + abs(x)),
 }  # fmt: skip
 FUNCTIONS.update({name: functools.partial(called, name, f) for name, f in _COMPOSITES.items()})
 FUNCTIONS["rsub"] = lambda x, other, alpha=1: sub(other, x, alpha=alpha)
 FUNCTIONS["square"] = lambda x: pow(x, 2)
+FUNCTIONS["softsign"] = lambda input: input / (abs(input) + 1)  # noqa: A006  as PyTorch has it
 _SAME = {
     "multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "negative": "neg",
     "absolute": "abs", "sgn": "sign", "expit": "sigmoid", "clip": "clamp", "arctan2": "atan2",

@@ -807,6 +807,12 @@ def test_powers_of_unsigned_integers_are_as_in_eager(exponent):
             assert torch.equal(found, want) and found.dtype == want.dtype
 
 
+def test_softsign_of_integers_wraps_as_in_eager():
+    x = torch.tensor([-128, -127, 0, 127], dtype=torch.int8)
+    ours = pointwise(lambda x: F.softsign(x) * 1)
+    torch.testing.assert_close(ours(x), F.softsign(x))
+
+
 def test_numbers_that_are_computed_are_refused_as_in_eager():
     @pointwise
     def clamped(x, n: int):
