@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitkern.calls.signature import Signature
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, shown
 from jitkern.op.all_ops import attach, discover, registering
 from jitkern.op.declaration import Declaration
 from jitkern.op.op import OPS, Op
@@ -73,7 +73,7 @@ def kernel(
     Raises DeclarationError.
     """
     frame = sys._getframe(1)
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
+    place = f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}: "
     try:
         module = str(frame.f_globals.get("__name__", ""))
         _check(schema, module, prewarm, unknown)

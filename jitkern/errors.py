@@ -18,6 +18,7 @@ attributes of the error. Every error can be pickled.
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import types
@@ -111,6 +112,14 @@ class UntrustedCache(CacheError):
     """Another user could have written a directory, so native code is not loaded from it."""
 
 
+def shown(file: str) -> str:
+    """The name of a Python file as its author knows it: `Cell In[3]` in a notebook."""
+    get_shell = getattr(builtins, "get_ipython", None)
+    shell = get_shell() if get_shell else None
+    named = shell.compile.format_code_name(file) if shell else None
+    return " ".join(named) if named else file
+
+
 def call_site(file: str = "") -> str:
     """The innermost running line of a file, as `kernel.py:12: `, or "".
 
@@ -120,7 +129,7 @@ def call_site(file: str = "") -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name == file or not (file or name.startswith(_HERE)):
-            return f"{name}:{frame.f_lineno}: "
+            return f"{shown(name)}:{frame.f_lineno}: "
         frame = frame.f_back
     return ""
 
@@ -133,7 +142,7 @@ def then(text: str, more: str) -> str:
 def defined_at(function: Callable[..., Any] | None) -> str:
     """The line where a function begins, as `kernel.py:12: `; "" if it is not of Python."""
     code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+    return f"{shown(code.co_filename)}:{code.co_firstlineno}: " if code else ""
 
 
 def error_site(e: BaseException, function: Callable[..., Any] | None) -> str:
@@ -142,7 +151,7 @@ def error_site(e: BaseException, function: Callable[..., Any] | None) -> str:
     place, trace = defined_at(function), e.__traceback__
     while trace is not None:
         if code and trace.tb_frame.f_code.co_filename == code.co_filename:
-            place = f"{code.co_filename}:{trace.tb_lineno}: "
+            place = f"{shown(code.co_filename)}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return place
 
@@ -151,11 +160,11 @@ def error_line(e: BaseException) -> str:
     """An error that somebody's module raises at import, in one line: where, its type, its text."""
     place, trace = "", e.__traceback__
     if isinstance(e, SyntaxError):
-        return f"{e.filename}:{e.lineno}: {type(e).__name__}: {e.msg}"
+        return f"{shown(str(e.filename))}:{e.lineno}: {type(e).__name__}: {e.msg}"
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
         if not path.startswith((_HERE, "<frozen", _IMPORTLIB)):
-            place = f"{path}:{trace.tb_lineno}: "
+            place = f"{shown(path)}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return f"{place}{type(e).__name__}: {str(e).removeprefix(place)}"
 

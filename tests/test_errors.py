@@ -1,9 +1,13 @@
+import builtins
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from jitkern import errors
 from jitkern.errors import CompileError, JitkernError
+
+_CELL = "/tmp/ipykernel_7/123.py"  # noqa: S108  as Jupyter names one
 
 KINDS = [
     value
@@ -31,3 +35,19 @@ def test_every_error_pickles_with_its_data(kind):
 
 def test_compile_error_has_its_fields_without_being_given_them():
     assert CompileError("x").command == ""
+
+
+def test_errors_name_a_cell_of_a_notebook(monkeypatch):
+    shell = SimpleNamespace(
+        compile=SimpleNamespace(format_code_name={_CELL: ("Cell", "In[4]")}.get)
+    )
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    found = {}
+    text = "from jitkern.declare import kernel\ndef launch(k):\n    1 / 0\nkernel('cell::f(')"
+    with pytest.raises(errors.DeclarationError, match=r"^Cell In\[4\]:4: "):
+        exec(compile(text, _CELL, "exec"), found)  # noqa: S102  as a notebook does
+    with pytest.raises(ZeroDivisionError) as raised:
+        found["launch"](None)
+    assert errors.defined_at(found["launch"]) == "Cell In[4]:2: "
+    assert errors.error_site(raised.value, found["launch"]) == "Cell In[4]:3: "
+    assert errors.error_line(raised.value).startswith("Cell In[4]:3: ZeroDivisionError")

@@ -54,7 +54,9 @@ def test_a_notebook_from_the_first_cell_to_an_edited_kernel():
     )  # fmt: skip
     assert first == "[2.0, 2.0, 2.0]\n"
     assert second == "[3.0, 3.0, 3.0]\n"
-    assert re.search(r"CompileError: .*Cell In\[6\]:3:\d+: error: .*nonsense", error), error
-    assert "DeclarationError" in schema
+    assert re.search(r"Error: Cell In\[6\]:\d+: .*Cell In\[6\]:3:\d+: error: .*nonsense", error), (
+        error
+    )
+    assert "DeclarationError: Cell In[8]:" in schema
     assert "restart the kernel" in schema
     assert twice == "2.0\n"

@@ -25,6 +25,7 @@ from jitkern.composition.expression import (
 from jitkern.composition.formula import Formula
 from jitkern.composition.symbol import FOLDED
 from jitkern.composition.table import TABLE
+from jitkern.errors import shown
 from jitkern.source.dtypes import DTYPES
 from jitkern.trace.values import Pure
 
@@ -194,7 +195,7 @@ def _refusal(function: Definition, one: Node, values: dict[Node, Any], e: Except
             kind += "" if values[arg].dim() else " without dimensions"
         texts.append(spelled(arg, names) if arg.op == CONST else f"{spelled(arg, names)}: {kind}")
     what = one.value[0] if one.op == CALL else one.op
-    place = f"{function.place[0]}:{function.place[1]}: {function.name}"
+    place = f"{shown(function.place[0])}:{function.place[1]}: {function.name}"
     return f"{place}: PyTorch refuses {what}({', '.join(texts)}): {e}"
 
 

@@ -18,7 +18,7 @@ from jitkern import config, jit, launch, source as source_room
 from jitkern.cache import records
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key, label_of
-from jitkern.errors import CacheError, DeclarationError, JitkernError, LaunchError
+from jitkern.errors import CacheError, DeclarationError, JitkernError, LaunchError, defined_at
 from jitkern.launch.symbols import concrete
 from jitkern.launch.tuned import Launch, Tuned, model_of
 from jitkern.named_tuple import NamedTuple
@@ -104,8 +104,9 @@ def configs_of(
     wrong += [v for config in configs for v in config.values() if not isinstance(v, _CONSTANTS)]
     if wrong or not listed:
         raise DeclarationError(
-            f"{_place(tuned.tuning.configurations)} must list configurations, each a dict of "
-            f"bools, numbers, strings and dtypes, and gave {f'`{wrong[0]!r}`' if wrong else 'none'}"
+            f"{defined_at(tuned.tuning.configurations)}`.tune` must list configurations, each a "
+            "dict of bools, numbers, strings and dtypes, and gave "
+            + (f"`{wrong[0]!r}`" if wrong else "none")
         )
     return tuple(configs)
 
@@ -141,15 +142,10 @@ def _key_value(key: Callable[..., Any], value: Any) -> Any:
         return tuple(_key_value(key, item) for item in value)
     if value is not None and not isinstance(value, _CONSTANTS):
         raise DeclarationError(
-            f"{_place(key)} must return numbers, bools, strings or tuples of them, and "
+            f"{defined_at(key)}`key` must return numbers, bools, strings or tuples of them, and "
             f"returned a {type(value).__name__}"
         )
     return value
-
-
-def _place(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 # ------------------------------------------------------------------ choices in the cache

@@ -6,7 +6,6 @@ folder, so a text has one key wherever it lies.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import hashlib
 import linecache
@@ -14,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from jitkern.cache.temporary_cache import private_root
+from jitkern.errors import shown
 from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 
@@ -83,11 +83,3 @@ def _located(text: str, span: Span) -> Span:
     if found < 0:
         return span
     return Span(1, text.count("\n") + 1, span.file, written.count("\n", 0, found) + 1)
-
-
-def shown(file: str) -> str:
-    """Return the name of a Python file as its author knows it: `Cell In[3]` in a notebook."""
-    get_shell = getattr(builtins, "get_ipython", None)
-    shell = get_shell() if get_shell else None
-    named = shell.compile.format_code_name(file) if shell else None
-    return " ".join(named) if named else file

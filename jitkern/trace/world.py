@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from jitkern.errors import shown
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.global_names import Read, Refusal, code_names
 from jitkern.trace.values import (
@@ -358,7 +359,7 @@ def world_of(functions: tuple[Function, ...]) -> World:
 def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
     """Return the first of the constructs that cannot be followed, with its place, or ""."""
     return (
-        f"{function.__code__.co_filename}:{refusals[0].line}: {refusals[0].what}"
+        f"{shown(function.__code__.co_filename)}:{refusals[0].line}: {refusals[0].what}"
         if refusals
         else ""
     )

@@ -222,7 +222,7 @@ def test_config_without_configurations_says_what_to_add(declare):
 )
 def test_what_a_tune_function_may_not_give_is_named(declare, configurations, key, says):
     op = declare(double, configurations, key)
-    with pytest.raises(DeclarationError, match=rf"test_tune\.py:\d+ .*{says}"):
+    with pytest.raises(DeclarationError, match=rf"test_tune\.py:\d+: .*{says}"):
         op(torch.ones(2))
 
 
