@@ -80,7 +80,7 @@ def attach(
         op = None if name.startswith("__") else found(name)
         if op is None:
             near = "" if name.startswith("__") else meant_op(name, op_room.op.OPS)
-            raise AttributeError(f"module `{module}` has no op `{name}`{near}")
+            raise AttributeError(f"module `{module}` has no op `{name}`{near}", name=name)
         vars(sys.modules[module])[name] = op
         return op
 

@@ -4,6 +4,8 @@ import textwrap
 
 import pytest
 
+import jitkern.ops
+
 FIRST = """
 import sys, torch, jitkern.ops
 assert not [name for name in sys.modules if name.startswith("jitkern.kernels_src.")]
@@ -90,6 +92,12 @@ def test_ops_are_listed_and_others_are_absent(run_python):
         """)
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_misspelt_op_is_answered_by_one_question():
+    with pytest.raises(AttributeError, match=r"`softmaxx`; did you mean softmax\?$") as raised:
+        jitkern.ops.softmaxx  # noqa: B018
+    assert raised.value.obj is None  # with an object, Python adds a question to the traceback
 
 
 @pytest.fixture
