@@ -21,11 +21,14 @@ def from_gptq(
 ) -> Int4Weight:  # fmt: skip
     """Return a weight that GPTQ quantized (AutoGPTQ, GPTQModel; 4 bits).
 
-    qweight: int32 [K / 8, N], eight numbers along K in a word. qzeros: int32 [K / group, N / 8].
-    scales: [K / group, N]. g_idx: [K], the group of each k; one whose groups are not neighbours
-    (`desc_act`) is for `from_gptq_reordered`. v2: of the checkpoint format `gptq_v2`, whose zeros
-    are as they are; the older format has them less 1, of 4 bits, so that 15 stands for 0. dtype:
-    of the scale; by default that of scales.
+    qweight: int32 [K / 8, N], eight numbers along K in a word.
+    qzeros: int32 [K / group, N / 8].
+    scales: [K / group, N].
+    g_idx: [K], the group of each k; one whose groups are not neighbours (`desc_act`) is for
+        `from_gptq_reordered`.
+    v2: of the checkpoint format `gptq_v2`, whose zeros are as they are; the older format has them
+        less 1, of 4 bits, so that 15 stands for 0.
+    dtype: of the scale; by default that of scales.
     """
     q, zeros, group = _of_gptq("from_gptq", qweight, qzeros, scales, v2=v2)
     if g_idx is not None:
@@ -64,9 +67,10 @@ def from_awq(
 ) -> Int4Weight:  # fmt: skip
     """Return a weight that AWQ quantized (AutoAWQ, version GEMM; 4 bits).
 
-    qweight: int32 [K, N / 8], eight columns in a word, in the order 0 2 4 6 1 3 5 7. qzeros:
-    int32 [K / group, N / 8], likewise. scales: [K / group, N]. dtype: of the scale; by default that
-    of scales.
+    qweight: int32 [K, N / 8], eight columns in a word, in the order 0 2 4 6 1 3 5 7.
+    qzeros: int32 [K / group, N / 8], likewise.
+    scales: [K / group, N].
+    dtype: of the scale; by default that of scales.
     """
     numbers = (_eights(t).unbind(-1) for t in (qweight, qzeros))
     q, zeros = (torch.stack([n[place] for place in _AWQ], -1).flatten(1) for n in numbers)

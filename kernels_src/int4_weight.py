@@ -11,9 +11,10 @@ from jitkern.named_tuple import NamedTuple
 class Int4Weight(NamedTuple):
     """A weight [N, K] of 4 bits, as `jitkern.ops.w4a16_linear` takes it after x.
 
-    qweight: int32 [N / 16 rounded up, K / 64, 32, 4], from `pack`. scale: [K / group, N].
-    zero: None for (q - 8) * scale; uint8 for (q - zero) * scale; of the dtype of the
-    scale for (q - 8) * scale + zero.
+    qweight: int32 [N / 16 rounded up, K / 64, 32, 4], from `pack`.
+    scale: [K / group, N].
+    zero: None for (q - 8) * scale; uint8 for (q - zero) * scale; of the dtype of the scale for
+        (q - 8) * scale + zero.
     """
 
     qweight: torch.Tensor
@@ -30,7 +31,7 @@ def pack(q: torch.Tensor) -> torch.Tensor:
     """Return whole numbers in the layout of the kernels.
 
     q: [N, K] of an integer dtype, from 0 to 15; the upper bits of others are lost. K is a multiple
-    of 64.
+        of 64.
 
     Returns int32 [N / 16 rounded up, K / 64, 32, 4]. Raises ValueError for other shapes.
     """

@@ -60,8 +60,10 @@ class Int8Linear(nn.Module):
     """A linear layer with a weight of 8 bits and a scale for each of its rows.
 
     dynamic: whether each row of x is rounded to 8 bits, too (`jitkern.ops.int8_linear`), or is
-    multiplied as it is (`jitkern.ops.w8a16_linear`). The state dict has `qweight` (int8 [N, K]),
-    `scale` [N], and `bias` where there is one: all are buffers, without a gradient.
+        multiplied as it is (`jitkern.ops.w8a16_linear`).
+
+    The state dict has `qweight` (int8 [N, K]), `scale` [N], and `bias` where there is one: all are
+    buffers, without a gradient.
     """
 
     qweight: torch.Tensor

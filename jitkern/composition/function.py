@@ -112,7 +112,7 @@ class Pointwise(Definition, Generic[Result]):
         """Return the text of the kernels for "cuda" or "cpu".
 
         dtypes: dtypes of the tensors, as `"bf16,f32"` or a list of Torch's; the text then begins
-        with the template arguments of a call with tensors of these dtypes.
+            with the template arguments of a call with tensors of these dtypes.
         """
         if device not in DEVICES:
             raise DeclarationError(f"source({device!r:.80}): it is 'cuda' or 'cpu'")

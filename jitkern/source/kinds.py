@@ -47,7 +47,7 @@ TEXT = 1024  # bytes that it has for the text of an exception
 
 
 class Include(NamedTuple):
-    """A directory that `#include` searches.
+    """A directory that `#include` searches: `Include("cutlass/include", version="4.7")`.
 
     Its headers enter the key by content. With a `version` (CUTLASS, CCCL) the version enters the
     key instead.
@@ -58,7 +58,7 @@ class Include(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A file of a source, with the compiler flags of this file."""
+    """A file with compiler flags of its own: `Unit("b.cu", flags=("-maxrregcount=32",))`."""
 
     file: str
     flags: tuple[str, ...] = ()

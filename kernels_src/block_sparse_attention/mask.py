@@ -63,7 +63,9 @@ class BlockSparseMask:
         """Return the mask in which query i sees the keys from i - left to i + right.
 
         left, right: None for no limit. A causal window of w tokens, the own one included, has
-        left = w - 1. It is computed on the host, from the lengths alone, and copied to the device.
+            left = w - 1.
+
+        It is computed on the host, from the lengths alone, and copied to the device.
         Raises ValueError for lengths or limits below 0, and for blocks of other sizes.
         """
         k_len = q_len if k_len is None else k_len

@@ -84,6 +84,14 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
 
 @mkdocs
 @pytest.mark.long
+def test_no_parameter_of_the_api_is_torn_from_its_list(site):
+    paragraphs = re.findall(r"<p>(.{9})", (site / "api.html").read_text())
+    assert len(paragraphs) > 100
+    assert [text for text in paragraphs if text[0].islower()] == []
+
+
+@mkdocs
+@pytest.mark.long
 def test_the_page_of_the_command_line_prints_the_help_of_each_command(site):
     page = (DOCS / "command_line.md").read_text()
     asked = re.findall(r"^\$ (jitkern .*) --help$", page, re.MULTILINE)
