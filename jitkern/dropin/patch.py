@@ -72,14 +72,14 @@ def patch_extensions() -> ExtensionPatch:
 def _warn_of_holders(cpp_extension: object) -> None:
     """Warn of the modules that have imported Torch's functions by name."""
     ids = {id(original) for original, _ in _replaced.values()}
-    others = [(name, m) for name, m in [*sys.modules.items()] if m is not cpp_extension]
+    first = {id(m): (n, m) for n, m in reversed([*sys.modules.items()]) if m is not cpp_extension}
+    others = first.values()  # a module of two names, such as `__mp_main__`, by its first one
     names = [n for n, m in others if ids & {*map(id, [*getattr(m, "__dict__", {}).values()])}]
     if names:
         _log.warning(
             "patch_extensions comes too late for %s: what they have imported from "
-            "torch.utils.cpp_extension is Torch's; call it before",
-            ", ".join(sorted(names)),
-        )
+            "torch.utils.cpp_extension is Torch's; call it before", ", ".join(sorted(names)),
+        )  # fmt: skip
 
 
 def _through_the_cache(drop_in: F, original: Callable[..., Any] | None = None) -> F:

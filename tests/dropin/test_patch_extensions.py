@@ -291,6 +291,7 @@ def test_modules_that_hold_torchs_functions_are_named(caplog, monkeypatch):
         module = types.ModuleType(name)
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "again_a", sys.modules["early_a"])  # as `__mp_main__`
     monkeypatch.setitem(sys.modules, "no_module", None)
     with jitkern.patch_extensions(), jitkern.patch_extensions():
         pass
