@@ -8,8 +8,8 @@
 # make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
 #
-# Everything is installed into $(VENV); nothing else is touched. Another Torch or Python, whose environment replaces the
-# one in $(VENV): make test TORCH=2.15.0 PYTHON=python3.12
+# Everything is installed into $(VENV), and compiled kernels are kept in ~/.cache/jitkern. Another Torch or Python,
+# whose environment replaces the one in $(VENV): make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
