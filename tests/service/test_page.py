@@ -195,6 +195,8 @@ def test_chromium_shows_it_at_any_width_and_runs_nothing(troubled, tmp_path):
                 assert browser.value(OUTSIDE) == []
                 assert browser.value("document.documentElement.scrollWidth <= innerWidth")
                 colors.add(browser.value("getComputedStyle(document.querySelector('h1')).color"))
+                lines = "(r => (r.selectNodeContents(document.querySelector('.failures td')), r.getClientRects().length))"
+                assert browser.value(f"{lines}(document.createRange())") == 1  # `7 s ago`
                 style = "getComputedStyle(document.querySelector('dl')).display"
                 assert browser.value(style) == "grid"  # so the policy allows its style
             assert len(colors) == 2
