@@ -31,6 +31,7 @@ from jitkern.runtime import specializer
 ROUNDS, CALLS = 10, 50
 ROUNDINGS = 4.0  # that the formula may be off; a kernel has the bound of `jitkern check`
 HEADER = "kernel", "source", "first call", "warm start", "a call", "PyTorch", "error"
+SLOWER = "A call of an extension runs in Python; C serves those of the other kinds."
 NEXT = """
 A kernel of your own:  jitkern init --kernel NAME, and docs/first_kernel.md
 a formula as kernel:   docs/pointwise.md
@@ -160,6 +161,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 1
     print("\nWall times; errors in roundings, from the result in float64:")
     print_table(HEADER, cells(first, rest))
+    print(SLOWER)
     print(NEXT)
     wrong = [row[0] for row, (*_, error, allowed) in zip(first, rest) if error > allowed]
     print(verdict(wrong, len(first), compiles))
