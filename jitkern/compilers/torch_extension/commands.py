@@ -78,7 +78,7 @@ def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) 
     unit = build.units[number]
     output = folder / f"{number}.o"
     listing = dependencies.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
-    command = [*_command(build, unit, folder, listing), "-c", "-o", output.name]
+    command = [*_command("-c", build, unit, folder, listing), "-o", output.name]
     prefix = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{prefix}{_ROOMY}"
     return Command(command, output, (roomy,) if gcc else ())
@@ -88,20 +88,20 @@ def expand_step(build: Build, number: int, folder: Path) -> Command:
     """The step that runs only the preprocessor on the unit, as for the CPU."""
     unit, output = build.units[number], folder / f"{number}.ii"
     host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
-    command = [*_command(build, unit, folder, host), "-E", "-o", output.name]
+    command = [*_command("-E", build, unit, folder, host), "-o", output.name]
     return Command(command, output, needed=False)
 
 
-def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
+def _command(step: str, build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
     """The compiler, all flags and the file; `own` are the flags of the step."""
     maps = _prefix_maps(build, unit, folder)
-    file = os.path.join(os.curdir, unit.file)  # noqa: PTH118  `__FILE__` has a folder, as by Torch
+    what = step, os.path.join(os.curdir, unit.file)  # noqa: PTH118  `__FILE__` has a folder
     if build.is_cuda(unit):
         handed_on = [f"-Xcompiler={flag}" for flag in maps if "," not in flag]
-        return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on, file]
+        return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on, *what]
     tool = shlex.split(config.current().cxx)
     standard = ("-fPIC", f"-std={standard_of_torch()}")
-    return [*tool, *own, *_common_flags(build), *standard, *maps, *unit.flags, file]
+    return [*tool, *own, *_common_flags(build), *standard, *maps, *unit.flags, *what]
 
 
 def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Command:
