@@ -36,7 +36,7 @@ BUDGETS = {
     "remote": 1873,
     "calls": 786,
     "compilers": 5951,
-    "loading": 715,
+    "loading": 709,
     "jit": 794,
     "launch": 3533,
     "trace": 2577,

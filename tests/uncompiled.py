@@ -15,7 +15,7 @@ from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
 class UncompiledKernels(CachedKernels):
     def reference_to(self, variant):
         """The place of its entry, were it compiled."""
-        return "", "", ""
+        return ""
 
     def compiled(self, call):
         variant, positions = variant_of(self.op, self.source, call, self.where, self.target)

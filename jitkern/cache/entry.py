@@ -43,10 +43,10 @@ class Entry(NamedTuple):
         return self.path.parents[2]
 
     @property
-    def reference(self) -> tuple[str, str, str]:
-        """The target, label and digest, which name the entry in any cache."""
+    def reference(self) -> str:
+        """The reference of the entry's key."""
         label = self.path.name.rpartition("-")[0]
-        return self.path.parent.name, label, self.manifest.digest
+        return f"{self.path.parent.name}/{label}-{self.manifest.digest}"
 
     @property
     def op(self) -> str:

@@ -39,6 +39,11 @@ class Key(NamedTuple):
         """The entry's folder name, e.g. `softmax.f32-6b898cd571c96182`."""
         return f"{self.label}-{self.digest[:16]}"
 
+    @property
+    def reference(self) -> str:
+        """The place with the whole digest, by which a record names the entry in any cache."""
+        return f"{self.target}/{self.label}-{self.digest}"
+
 
 def digest_of(inputs: dict[str, Any]) -> str:
     """Return the SHA-256, in hex, of the canonical JSON of `inputs`."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from jitkern.config import Config
 
 LookUp = Callable[[str, str], "Entry | None"]
-Reference = tuple[str, str, str]  # of an entry: its target, label and digest
 _SCHEMA = 2  # bump when the meaning of an input or of a content changes
 _log = logging.getLogger(__name__)
 
@@ -56,11 +55,6 @@ def content_of(entry: Entry) -> Any:
     if content is None or which not in (None, digest_of(content)):
         raise ValueError("its content is not what it was published with")
     return content
-
-
-def reference_to(key: Key) -> Reference:
-    """Return the reference by which a record names an entry."""
-    return key.target, key.label, key.digest
 
 
 class Reader:
@@ -107,9 +101,10 @@ class Reader:
                     listed[name.rpartition("-")[0]].append(name)
         return self._listed[layer, target]
 
-    def find(self, reference: Reference) -> Entry | None:
-        """Return the entry that a reference names, whole and verified, or None."""
-        target, label, digest = reference
+    def find(self, reference: str) -> Entry | None:
+        """Return the entry with a reference (see `Key`), whole and verified, or None."""
+        target, _, place = reference.partition("/")
+        label, _, digest = place.rpartition("-")
         name = f"{label}-{digest[:16]}"
         for layer in self._layers:
             entry = self._entry_in(layer, target, name, self._verify, touch=layer.own)

@@ -23,7 +23,7 @@ from jitkern.loading import LOADED, library
 from jitkern.source.flags import ENVIRONMENT, NVCC_FLAGS, names_no_file
 from jitkern.target import Target, processor_for, this_abi
 
-_SCHEMA = 5  # bump when the meaning of a request or of a record changes
+_SCHEMA = 6  # bump when the meaning of a request or of a record changes
 CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
@@ -92,7 +92,7 @@ def recall(key: Key) -> Any:
             content = records.content_of(record)
             if any(map(os.path.lexists, content["absent"])):
                 continue
-            entry = read.find(tuple(content["entry"]))
+            entry = read.find(str(content["entry"]))
             if entry is None:
                 continue
             with entry.loadable() as place:
@@ -107,9 +107,7 @@ def recall(key: Key) -> Any:
 
 def leave(key: Key, name: str, output: str, entry: Entry, absent: Sequence[str]) -> None:
     """Leave a record for later processes. absent: the paths that must not be there."""
-    content = {
-        "name": name, "output": output, "entry": [*entry.reference], "absent": [*absent],
-    }  # fmt: skip
+    content = {"name": name, "output": output, "entry": entry.reference, "absent": [*absent]}
     by = {"name": "jitkern", "version": __version__}
     records.write(jit.open_cache(), records.one_of(key, content), content, by)
 

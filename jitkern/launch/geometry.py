@@ -18,14 +18,14 @@ MAX_THREADS = 1024  # in a block, on every GPU
 class Compiled(NamedTuple):
     """A variant as launches need it: the loaded function, and which arguments it takes.
 
-    reference: target, label and digest of its entry. kept: positions of the arguments that the
+    reference: of its key. kept: positions of the arguments that the
     compiled kernel takes (None: all).
     """
 
     variant: Variant
     function: Any
     meta: dict[str, Any]
-    reference: tuple[str, str, str]
+    reference: str
     kept: tuple[int, ...] | None = None
 
     @property

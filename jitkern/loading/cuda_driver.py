@@ -48,9 +48,7 @@ _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and
 class CudaFunction:
     """A `__global__` function of a loaded cubin, with the `meta` and `reference` of its entry."""
 
-    def __init__(
-        self, cubin: bytes, meta: dict[str, Any], name: str, reference: tuple[str, str, str]
-    ) -> None:
+    def __init__(self, cubin: bytes, meta: dict[str, Any], name: str, reference: str) -> None:
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
         self.meta = meta

@@ -32,9 +32,7 @@ class HostFunction:
     It returns an exception of the kernel as a text (see `compilers/cpp/parameter_types.py`).
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, meta: dict[str, Any], reference: tuple[str, str, str]
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, meta: dict[str, Any], reference: str) -> None:
         self.meta = meta
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
@@ -128,9 +126,7 @@ def _is_noexec(entry: Entry) -> bool:
         return False
 
 
-def code_of(
-    source: Source, data: bytes, place: str, meta: dict[str, Any], reference: tuple[str, str, str]
-) -> Any:
+def code_of(source: Source, data: bytes, place: str, meta: dict[str, Any], reference: str) -> Any:
     """A CudaFunction of the cubin `data`, else a HostFunction or CDLL of the library at `place`.
 
     meta, reference: of the entry that holds them.

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern import jit, source as source_room
-from jitkern.cache.records import reference_to
 from jitkern.files import trust
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Cpp, Cuda, Cute, CuTile, Source, Triton, Variant, shared_include
@@ -31,7 +30,7 @@ Place = tuple[int, str]  # the number of a base (see `_bases`), and a path relat
 class Dependencies(NamedTuple):
     """The files and keys that a record depends on. references: the present keys of its kernels."""
 
-    references: list[tuple[str, str, str]]
+    references: list[str]
     content: dict[str, Any]
 
 
@@ -57,7 +56,7 @@ def dependencies(source: Source, target: Target, kernels: Sequence[Variant]) -> 
     with source_room.closure.each_once():
         requests = [jit.request.Request.of(kernel, target) for kernel in kernels]
         whole = jit.request.Request.of(Variant("", source), target)  # all units
-    references = [reference_to(request.key) for request in requests]
+    references = [request.key.reference for request in requests]
     variants = [[v.function, v.template, v.signature, v.options, v.facts] for v in kernels]
     by_key = Dependencies(references, {"variants": variants})
     closures = [request.closure for request in (whole, *requests)]
@@ -99,8 +98,8 @@ def is_current(op: str, source: Source, target: Target, content: dict[str, Any])
     """
     if content["variants"] is not None:
         kernels = [_variant(op, source, target, *parts) for parts in content["variants"]]
-        current = [reference_to(jit.key_of(kernel, target)) for kernel in kernels]
-        return current == [tuple(reference) for reference in content["kernels"]]
+        current = [jit.key_of(kernel, target).reference for kernel in kernels]
+        return bool(current == content["kernels"])
     bases = _bases(source)
 
     def path(place: Place) -> str:

@@ -24,7 +24,6 @@ from jitkern import config, jit, launch, runtime as runtime_room, target as targ
 from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
-from jitkern.cache.records import Reference, reference_to
 from jitkern.calls.signature import class_of, example_of, fixed_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
@@ -48,15 +47,15 @@ _log = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
-    """A program and the entries of its kernels and of the launch runtime, for a class of calls.
+    """A program, the references of its kernels and of the launch runtime, for a class of calls.
 
     fixed: the strings and lengths of lists that its calls have. example: the sizes and numbers of
     the call that was traced. constant: whether it is for calls of just these.
     """
 
     program: Program
-    kernels: tuple[Reference, ...]
-    runtime: Reference | None
+    kernels: tuple[str, ...]
+    runtime: str | None
     fixed: str
     example: str
     constant: bool
@@ -163,17 +162,12 @@ def adopt_runtime(record: Record, read: records.Reader, tell: Tell) -> None:
 def _record(content: dict[str, Any]) -> Record:
     """Return the record with a content. Raises TypeError and ValueError for a malformed one."""
     kernels, runtime = content["kernels"], content["runtime"]
-    if not all(map(_is_reference, [*kernels, *([runtime] if runtime else [])])):
+    if not all(isinstance(reference, str) for reference in [*kernels, runtime or ""]):
         raise ValueError("it does not name entries")
     program = parsed_program(content["program"])
-    named = tuple(runtime) if runtime else None
     fixed, example = str(content["fixed"]), str(content["example"])
     constant = bool(content["constant"])
-    return Record(program, tuple(map(tuple, kernels)), named, fixed, example, constant)
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) for v in value)
+    return Record(program, tuple(kernels), runtime, fixed, example, constant)
 
 
 def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry, bool] | None:
@@ -236,7 +230,7 @@ def _matching(
     return None
 
 
-def _runtime(target: targets.Target) -> Reference | None:
+def _runtime(target: targets.Target) -> str | None:
     """Return the reference to the launch runtime that serves a target here; None elsewhere."""
     here = targets.Target.current("cpu").for_host_code()
     host = target.for_host_code()
@@ -246,5 +240,5 @@ def _runtime(target: targets.Target) -> Reference | None:
 
 
 @functools.cache
-def _runtime_here() -> Reference:
-    return reference_to(jit.load.key_here(binding.variant()))
+def _runtime_here() -> str:
+    return jit.load.key_here(binding.variant()).reference

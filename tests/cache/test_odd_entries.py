@@ -171,7 +171,8 @@ def test_beside_an_odd_record_another_is_made(odd, warm, run_python):
 def test_a_record_of_other_kernels_does_not_serve(kernels, warm, run_python):
     path = the_entry(warm, "vec_add.call")
     content = json.loads((path / NAME).read_bytes())["meta"]["content"]
-    others = [[content["kernels"][0][0], "vec_add.f64", "0" * 64]] * kernels
+    target = content["kernels"][0].partition("/")[0]
+    others = [f"{target}/vec_add.f64-{'0' * 64}"] * kernels
     with_content(path, json.dumps({**content, "kernels": others}), agreeing=True)
     done = run_python(CALL)  # a program over too few kernels reads what lies behind them
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

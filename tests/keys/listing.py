@@ -54,7 +54,7 @@ class Kernels(UncompiledKernels):
         return kept or Choice(question.configs[-1], "a GPU")
 
     def reference_to(self, variant):
-        return records.reference_to(jit.key_of(variant, self.target))
+        return jit.key_of(variant, self.target).reference
 
 
 def keys_of(op, source, target):

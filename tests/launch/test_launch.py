@@ -266,7 +266,7 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
 def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
     class Loaded:
         parameters: tuple = ()
-        reference: tuple = ("", "", "")
+        reference: str = ""
         meta: dict = {"symbol": "k", "parameters": []}
 
     source, device = Cuda("k.cu", folder=str(tmp_path)), torch.device("cuda", 0)
