@@ -32,7 +32,8 @@ from jitkern.launch.kernels import Kernels
 from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
 from jitkern.runtime import binding, specializer
-from jitkern.runtime.programs import BACKOFF, OpPrograms
+from jitkern.runtime.programs import OpPrograms
+from jitkern.runtime.records import BACKOFF
 from jitkern.source.closure import Closure, closure_of
 from jitkern.source.key import make_key
 from jitkern.source.kinds import Cpp, Source, Variant

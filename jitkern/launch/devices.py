@@ -1,15 +1,14 @@
-"""The devices that the kernels of an op run on: their targets, Runners and launch functions."""
+"""The devices that the kernels of an op run on: their targets and Runners."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import launch
 from jitkern.calls.signature import tensors_in
-from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
 from jitkern.target import Target
 
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
     from jitkern.launch.runner import Runner
 
 _CPU = torch.device("cpu")
-
-
-class Launcher(NamedTuple):
-    """A launch function over the kernels of a source, built for a target, on a device."""
-
-    function: Callable[..., Any]
-    source: Source
-    target: Target
-    device: torch.device
 
 
 class Devices:

@@ -30,15 +30,16 @@ from jitkern.errors import (
     is_ours,
     told,
 )
-from jitkern.launch.devices import Devices, Launcher
+from jitkern.launch.devices import Devices
 from jitkern.op.declaration import Declaration, DeclaredOp
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare
-from jitkern.runtime.programs import CallClassState, OpPrograms
+from jitkern.runtime.programs import OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.launch.kernels import Kernels
+    from jitkern.runtime.records import CallClass
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
@@ -133,7 +134,7 @@ class Implementation:
         self.programs = programs
         self._registered = op
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
-        self._launchers: dict[tuple[int, int | None], Launcher] = {}  # by the ids of sources
+        self._functions: dict[int, Callable[..., Any]] = {}  # by the ids of sources
         self._sources: tuple[config.Config | None, Sequence[Source]] = (None, ())  # by settings
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
@@ -237,50 +238,47 @@ class Implementation:
             self._check_results(result, args, kwargs)
             self._note_changes(args, kwargs)
             return result
-        launcher, programs, state = self._launcher(source, device), self.programs, None
+        function, programs, of_class = self._launch_function(source), self.programs, None
         tried = programs.serving if programs else frozenset()
         if programs is not None:
             ordered = self.signature.in_order(args, kwargs)
-            state = self._state(programs, launcher, ordered)
-            if state and recalls and config.current().record is None:  # else each call comes here
-                recalled = programs.recall(state, launcher, ordered)
+            of_class = self._class(programs, source, device, ordered)
+            if of_class and recalls and config.current().record is None:  # else each comes here
+                recalled = programs.recall(of_class, ordered)
                 if recalled and runtime.binding.runtime():  # it calls this again on another miss
                     return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
             prepare()
         runner = self.devices.runner(source, device)
         kernels = launch.kernels.Kernels(runner)
-        result = self._run_in_python(launcher.function, kernels, args, kwargs)
+        result = self._run_in_python(function, kernels, args, kwargs)
         if self.signature.changed:
             self._note_changes(args, kwargs)
         new = kernels.has_workspace and _share_workspaces(device)
-        if programs is None or state is None or (new and programs.known):
+        if programs is None or of_class is None or (new and programs.known):
             return result  # C lacked the workspace alone
-        if state.is_due() and not jit.capturing():
+        if of_class.is_due() and not jit.capturing():
             runtime.specializer.specialize(
-                programs, state, launcher, runner, ordered, frozenset(kwargs), tried
+                programs, of_class, runner, ordered, frozenset(kwargs), tried
             )
         return result
 
-    def _launcher(self, source: Source, device: torch.device) -> Launcher:
-        """Return what serves calls on a device. Raises DeclarationError, TargetError."""
-        key = id(source), device.index
-        launcher = self._launchers.get(key)
-        if launcher is None:
-            function = self.op.launch_function(source, self.device)
-            launcher = Launcher(function, source, self.devices.target(device.index), device)
-            self._launchers[key] = launcher
-        return launcher
+    def _launch_function(self, source: Source) -> Callable[..., Any]:
+        """Return the launch function of a source. Raises DeclarationError."""
+        if id(source) not in self._functions:
+            self._functions[id(source)] = self.op.launch_function(source, self.device)
+        return self._functions[id(source)]
 
-    def _state(
-        self, programs: OpPrograms, launcher: Launcher, args: Sequence[Any]
-    ) -> CallClassState | None:
-        """Return the state of calls like this one; None if C cannot serve them now."""
+    def _class(
+        self, programs: OpPrograms, source: Source, device: torch.device, args: Sequence[Any]
+    ) -> CallClass | None:
+        """Return the class of calls like this one; None if C cannot serve them now."""
         if not config.c_may_serve() or torch._C._len_torch_function_stack():
             return None
-        state = programs.state_of(launcher.source, launcher.device, args)
+        function, target = self._launch_function(source), self.devices.target(device.index)
+        of_class = programs.class_of(function, source, target, device, args)
         if self._registered.is_settled(self.op.declaration):
-            return state
-        return None  # the op is declared again, and `state` may be of the new declaration
+            return of_class
+        return None  # the op is declared again, and `programs` may be of the new declaration
 
     def _run_in_python(
         self, function: Callable[..., Any], kernels: Kernels, args: Sequence[Any],

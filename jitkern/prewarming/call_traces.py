@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from jitkern.cache.entry import Entry
+from jitkern.calls.signature import class_of
 from jitkern.errors import JitkernError, NotCached, error_site
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, all_configurations
-from jitkern.launch.devices import Launcher
 from jitkern.launch.runner import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -130,5 +130,5 @@ def _traced(
     function = op.launch_function(source, target.device)
     keywords = frozenset(kwargs)
     traced = trace.trace(op.signature, function, descriptions, keywords, device, kernels)
-    launcher = Launcher(function, source, target, device)
-    return TracedCall(traced, CallClass.of(op.signature, launcher, traced.world, descriptions))
+    of_class = op.signature, function, source, target, device, class_of(descriptions)
+    return TracedCall(traced, CallClass(*of_class))

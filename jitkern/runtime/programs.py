@@ -6,7 +6,7 @@ import logging
 import threading
 import types
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,7 @@ import torch
 from jitkern import config, jit, launch, runtime as runtime_room
 from jitkern._fork import after_fork
 from jitkern.cache import events
-from jitkern.calls.signature import Signature, class_of
-from jitkern.launch.devices import Launcher
+from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
 from jitkern.source.kinds import Source
@@ -24,44 +23,13 @@ from jitkern.trace.world import World, world_of
 if TYPE_CHECKING:
     from jitkern.jit.load import Tell
     from jitkern.launch.symbols import Specialized
-    from jitkern.runtime.records import StoredRecord
+    from jitkern.runtime.records import CallClass
+    from jitkern.target import Target
     from jitkern.trace.program import Program
 
-TRACES = 16  # of the calls of a class, and of its world, that are made without backoff
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values that are remembered
-BACKOFF = 8, 16  # at most 2**8 calls are between two more programs, 2**16 between refused traces
 _log = logging.getLogger(__name__)
-
-
-class CallClassState:
-    """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
-
-    def __init__(self) -> None:
-        self.records: list[StoredRecord] = []  # of the cache, that were not tried yet
-        self.world: World | None = None  # the world of these records
-        self.fetches = 0  # of this process when these records were looked up
-        self.refusals = 0  # traces that failed
-        self.traces = 0  # that gave a program, and changes of what such a program has read
-        self.backoff = 0  # calls until the next trace: exponential backoff
-        self.appended = False  # whether a program serves, or will as soon as there is a runtime
-        self.refused = ""  # why the calls keep the Python launcher
-        self.rejects: KnownAs | None = None  # a program that C had, perhaps, as it missed a call
-        self.forgotten = False  # whether the launch function was declared again
-
-    def is_due(self) -> bool:
-        """Whether to trace a call that no program served."""
-        self.backoff -= self.backoff > 0
-        return not self.backoff and not (self.appended and runtime() is None)
-
-    def back_off(self, *, refused: bool) -> None:
-        """Trace less often, after a trace that gave one program more, or none if `refused`."""
-        if refused:
-            self.refusals += 1
-            self.backoff = 1 << min(self.refusals, BACKOFF[1])
-        else:
-            self.traces += 1
-            self.backoff = 1 << min(max(0, self.traces - TRACES), BACKOFF[0])
 
 
 class LoadedProgram(NamedTuple):
@@ -80,7 +48,7 @@ class OpPrograms:
         self.signature = signature
         self.lock = threading.RLock()
         self.known: set[KnownAs] = set()
-        self._states: dict[tuple[Any, ...], CallClassState] = {}
+        self._classes: dict[tuple[Any, ...], CallClass] = {}
         self._constants: list[Specialized] = []
         self._places: dict[int, KnownAs] = {}  # members of `known`, by their places in C
         self.serving: frozenset[KnownAs] = frozenset()  # those that C has
@@ -96,100 +64,106 @@ class OpPrograms:
     @property
     def refused(self) -> dict[tuple[Any, ...], str]:
         """The reasons why calls keep the Python launcher, by their class."""
-        return {kind: state.refused for kind, state in self._states.items() if state.refused}
+        return {kind: calls.refused for kind, calls in self._classes.items() if calls.refused}
 
-    def state_of(self, source: Source, device: torch.device, args: Sequence[Any]) -> CallClassState:
-        """Return the state of calls like this one."""
-        kind = (id(source), device.index, *class_of(args))
-        state = self._states.get(kind)
-        return state if state is not None else self._states.setdefault(kind, CallClassState())
+    def class_of(
+        self, function: Callable[..., Any], source: Source, target: Target, device: torch.device,
+        args: Sequence[Any],
+    ) -> CallClass:  # fmt: skip
+        """Return the class of calls like this one."""
+        call = class_of(args)
+        kind = id(function), id(source), device.index, *call
+        calls = self._classes.get(kind)
+        if calls is None:
+            new = runtime_room.records.CallClass(
+                self.signature, function, source, target, device, call
+            )
+            calls = self._classes.setdefault(kind, new)
+        return calls
 
-    def recall(self, state: CallClassState, launcher: Launcher, args: Sequence[Any]) -> bool:
+    def recall(self, calls: CallClass, args: Sequence[Any]) -> bool:
         """Append the next program that a record names for calls like this one, if there is one.
 
         Returns whether one was appended; it serves once the runtime is loaded. Raises nothing.
         """
         if config.current().compiler == "exact":
             return False
-        if state.world and not state.world.holds():
-            if state.backoff > 1:  # what keeps changing would cost a lookup each time
+        if calls.world and not calls.world.holds():
+            if calls.backoff > 1:  # what keeps changing would cost a lookup each time
                 return False
-        elif state.world and not state.records and not self.may_have_more(state):
+        elif calls.world and not calls.records and not self.may_have_more(calls):
             return False
         loaded: list[tuple[events.Event, str]] = []
         try:
             with self.lock:
-                return self._append_next(state, launcher, args, lambda *news: loaded.append(news))
+                return self._append_next(calls, args, lambda *news: loaded.append(news))
         except Exception as e:  # noqa: BLE001  the call goes on without records
-            state.records = []
+            calls.records = []
             _log.info("%s: cannot use its records, tracing: %s", self.signature.name, e)
             return False
         finally:
             for news in loaded:  # to listeners, who may wait for a thread that calls this op
                 events.tell(*news)
 
-    def may_have_more(self, state: CallClassState) -> bool:
+    def may_have_more(self, calls: CallClass) -> bool:
         """Return whether a remote may have brought records since these calls looked for some."""
-        return state.fetches != events.fetches()
+        return calls.fetches != events.fetches()
 
-    def _append_next(
-        self, state: CallClassState, launcher: Launcher, args: Sequence[Any], tell: Tell
-    ) -> bool:
-        function, source, target, device = launcher
-        plain, records = isinstance(function, types.FunctionType), runtime_room.records
+    def _append_next(self, calls: CallClass, args: Sequence[Any], tell: Tell) -> bool:
+        function, records = calls.function, runtime_room.records
+        plain = isinstance(function, types.FunctionType)
         world = world_of((function,) if plain else launch.tuned.parts_of(function))
-        known, read = records.CallClass.of(self.signature, launcher, world, args), records.reader()
-        if world is not state.world or self.may_have_more(state):
-            state.fetches, state.world = events.fetches(), world
-            state.records = records.found(known, read)
-        stored = [one for one in state.records if one.record.fixed == known.fixed]
+        fixed, example, read = fixed_of(args), example_of(args), records.reader()
+        if world is not calls.world or self.may_have_more(calls):
+            calls.fetches, calls.world = events.fetches(), world
+            calls.records = records.found(calls, world, example, read)
+        stored = [one for one in calls.records if one.record.fixed == fixed]
         few = sum(one.record.constant for one in stored) <= FEW
-        for kept in [o for o in stored if few or o.record.is_for(known.fixed, known.example)]:
-            state.records = [one for one in state.records if one is not kept]
+        for kept in [o for o in stored if few or o.record.is_for(fixed, example)]:
+            calls.records = [one for one in calls.records if one is not kept]
             entries = [read.find(reference) for reference in kept.record.kernels]
-            if None in entries or not records.is_fresh(kept, self.signature.name, source, target):
+            if None in entries or not records.is_fresh(kept, calls):
                 continue
             records.adopt_runtime(kept.record, read, tell)
-            kernels = [jit.load.load_entry(source, entry, tell) for entry in entries if entry]
+            kernels = [jit.load.load_entry(calls.source, entry, tell) for entry in entries if entry]
             program = LoadedProgram(kept.record.program, kernels, world)
-            if self.append(state, program, device):
+            if self.append(calls, program):
                 read.used(kept.entry)
                 return True
         return False
 
-    def refuse(self, state: CallClassState, why: str) -> None:
+    def refuse(self, calls: CallClass, why: str) -> None:
         """Note why calls of a class stay in Python. Other branches may still be traced."""
-        if not state.refused:
+        if not calls.refused:
             _log.info("%s stays on the Python launcher: %s", self.signature.name, why)
-        state.refused = why
-        state.back_off(refused=True)
+        calls.refused = why
+        calls.back_off(refused=True)
 
     def append(
         self,
-        state: CallClassState,
+        calls: CallClass,
         loaded: LoadedProgram,
-        device: torch.device,
         frozen: Sequence[Specialized] | None = None,
     ) -> bool:
-        """Let a program serve calls of a class on a device.
+        """Let a program serve calls of a class.
 
         It replaces the same program for an earlier world. frozen: what a trace holds for constant;
         None for a program of a record. Returns False if this program is known already.
         """
-        program, kernels, world = loaded
+        (program, kernels, world), device = loaded, calls.device
         known = known_as(loaded, device)
         with self.lock:
-            state.refused, state.appended = "", True
-            if known in self.known or state.forgotten:
+            calls.refused, calls.appended = "", True
+            if known in self.known or calls.forgotten:
                 return False
             self.known.add(known)
             self._constants = [*self._constants, *(frozen or ())][-MOST:]
             if frozen is not None or self._place_of(known) >= 0:
-                state.back_off(refused=False)
+                calls.back_off(refused=False)
 
         def add(runtime: Runtime) -> None:
             with self.lock:
-                if state.forgotten:
+                if calls.forgotten:
                     return
                 try:
                     place = runtime.append(
@@ -202,7 +176,7 @@ class OpPrograms:
                 if place is None:
                     self.known.discard(known)
                     if world.holds():  # else it has changed since the trace, and others will follow
-                        self.refuse(state, "C cannot check some values for changes")
+                        self.refuse(calls, "C cannot check some values for changes")
                     return
                 replaced = self._places.get(place)
                 self._places[place] = known
@@ -231,9 +205,9 @@ class OpPrograms:
         """
         launch_runtime = runtime()
         with self.lock:
-            for state in self._states.values():
-                state.forgotten = True
-            self._states.clear()
+            for calls in self._classes.values():
+                calls.forgotten = True
+            self._classes.clear()
             self._places.clear()
             self.serving = frozenset()
             self._constants.clear()

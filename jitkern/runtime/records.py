@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from jitkern import config, jit, launch, runtime as runtime_room, target as targets
 from jitkern._version import __version__
 from jitkern.cache import records
 from jitkern.cache.key import Key, label_of
-from jitkern.calls.signature import class_of, example_of, fixed_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import binding, code_version
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
     from jitkern.calls.signature import Signature
     from jitkern.jit.load import Tell
-    from jitkern.launch.devices import Launcher
     from jitkern.trace.trace import Traced
     from jitkern.trace.world import World
 
 MOST = 64  # records of a class; more replace those that were used longest ago
 CONSTANT = 16  # of those that hold a number of their call for constant
 STALE = 4  # of those for other files than the present ones, as of another checkout
+TRACES = 16  # of the calls of a class, and of its world, that are made without backoff
+BACKOFF = 8, 16  # at most 2**8 calls are between two more programs, 2**16 between refused traces
 _RUNTIME = Generated("runtime.c", text="")  # with which the runtime is loaded from its entry
 _log = logging.getLogger(__name__)
 
@@ -73,38 +75,63 @@ class StoredRecord(NamedTuple):
     record: Record
 
 
-class CallClass(NamedTuple):
-    """A class of calls: what the keys of its records are made of."""
+class CallClass:
+    """A class of calls of an op, and the state of those that no program served.
 
-    signature: Signature
-    launcher: Launcher
-    world: World
-    call: tuple[str, ...]
-    fixed: str
-    example: str
+    Its calls have one launch function over the kernels of a source, built for a target, on a
+    device. call: the class of their arguments, see `calls.signature.class_of`.
+    """
 
-    @classmethod
-    def of(
-        cls, signature: Signature, launcher: Launcher, world: World, args: Sequence[Any]
-    ) -> CallClass:
-        """Return the class of a call with these arguments."""
-        return cls(signature, launcher, world, class_of(args), fixed_of(args), example_of(args))
+    def __init__(
+        self,
+        signature: Signature,
+        function: Callable[..., Any],
+        source: Source,
+        target: targets.Target,
+        device: torch.device,
+        call: tuple[str, ...],
+    ) -> None:
+        self.signature, self.function, self.source = signature, function, source
+        self.target, self.device, self.call = target, device, call
+        self.records: list[StoredRecord] = []  # of the cache, that were not tried yet
+        self.world: World | None = None  # the world of these records
+        self.fetches = 0  # of this process when these records were looked up
+        self.refusals = 0  # traces that failed
+        self.traces = 0  # that gave a program, and changes of what such a program has read
+        self.backoff = 0  # calls until the next trace: exponential backoff
+        self.appended = False  # whether a program serves, or will as soon as there is a runtime
+        self.refused = ""  # why the calls keep the Python launcher
+        self.rejects: object = None  # a program that C had, perhaps, as it missed a call
+        self.forgotten = False  # whether the launch function was declared again
 
-    def key(self, model: str = "") -> Key | None:
+    def is_due(self) -> bool:
+        """Whether to trace a call that no program served."""
+        self.backoff -= self.backoff > 0
+        return not self.backoff and not (self.appended and binding.runtime() is None)
+
+    def back_off(self, *, refused: bool) -> None:
+        """Trace less often, after a trace that gave one program more, or none if `refused`."""
+        if refused:
+            self.refusals += 1
+            self.backoff = 1 << min(self.refusals, BACKOFF[1])
+        else:
+            self.traces += 1
+            self.backoff = 1 << min(max(0, self.traces - TRACES), BACKOFF[0])
+
+    def key(self, world: World, model: str = "") -> Key | None:
         """Return the key that records of this class share; None if such calls have none.
 
         model: the device model that they are for, "" for any.
         """
-        (function, source, target, device), world = self.launcher, self.world
-        code = code_version.digest()
+        source, target, code = self.source, self.target, code_version.digest()
         if world.refusal or not world.portable or not code:
             return None
         flags, declared = source.every_flag, runtime_room.freshness.declaration_of(source)
         exact = target.for_host_code(native=getattr(source, "native", False))
         inputs = {
             "arguments": self.signature.schema, "call": [*self.call], "code": code,
-            "cold": getattr(getattr(function, "tuning", None), "cold", False),
-            "device": (device.index if "device" in world.attributes else 0) or 0,
+            "cold": getattr(getattr(self.function, "tuning", None), "cold", False),
+            "device": (self.device.index if "device" in world.attributes else 0) or 0,
             "machine": [exact.arch, targets.processor_for(flags)], "model": model,
             "source": {"kind": source.kind, "declared": declared},
             "world": world.identity,
@@ -120,13 +147,13 @@ def reader() -> records.Reader:
     return records.Reader(config.current(), lambda *place: jit.open_cache().look_up(*place).entry)
 
 
-def found(call_class: CallClass, read: records.Reader) -> list[StoredRecord]:
+def found(calls: CallClass, world: World, example: str, read: records.Reader) -> list[StoredRecord]:
     """Return the records of a class of calls, likely ones first; malformed ones are left out."""
-    models, (function, source, _, device) = [""], call_class.launcher
-    if source.declares or hasattr(function, "tuning"):
-        models.append(launch.tuned.model_of(device))
-    keys = filter(None, map(call_class.key, models))
-    return sorted(of_keys(read, *keys), key=lambda one: one.record.example != call_class.example)
+    models = [""]
+    if calls.source.declares or hasattr(calls.function, "tuning"):
+        models.append(launch.tuned.model_of(calls.device))
+    keys = [key for model in models if (key := calls.key(world, model))]
+    return sorted(of_keys(read, *keys), key=lambda one: one.record.example != example)
 
 
 def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
@@ -139,8 +166,9 @@ def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
             _log.info("%s is not used: %s", entry.path, e)
 
 
-def is_fresh(kept: StoredRecord, op: str, source: Source, target: targets.Target) -> bool:
+def is_fresh(kept: StoredRecord, calls: CallClass) -> bool:
     """Return whether a record matches the current files of a source. Raises nothing."""
+    op, source, target = calls.signature.name, calls.source, calls.target
     try:
         return runtime_room.freshness.is_current(op, source, target, kept.content)
     except (AttributeError, LookupError, TypeError, ValueError, JitkernError, OSError) as e:
@@ -170,29 +198,28 @@ def _record(content: dict[str, Any]) -> Record:
     return Record(program, tuple(kernels), runtime, fixed, example, constant)
 
 
-def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry, bool] | None:
+def keep(calls: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry, bool] | None:
     """Publish the record of a trace; returns its entry, and whether the entry is new.
 
     Returns None for calls that have no records, without a measured choice, for a source that was
     edited after its kernels were loaded, and if the cache cannot be written.
     """
-    (_, source, target, _), op = call_class.launcher, call_class.signature.name
-    key = None if traced.model is None else call_class.key(traced.model)
+    key = None if traced.model is None else calls.key(traced.world, traced.model)
     if key is None:
         return None
     stored = [*of_keys(read, key)]
-    if there := _matching(stored, call_class, traced):
+    if there := _matching(stored, calls, traced):
         read.used(there)
         return there, False
     kernels = [kernel.variant for kernel in traced.kernels]
-    needed = runtime_room.freshness.dependencies(source, target, kernels)
+    needed = runtime_room.freshness.dependencies(calls.source, calls.target, kernels)
     if not needed or [k.reference for k in traced.kernels] != needed.references:
         return None
-    known = [one for one in stored if is_fresh(one, op, source, target)]
+    known = [one for one in stored if is_fresh(one, calls)]
     stale = [one for one in stored if one not in known]
     content = {
-        "program": traced.program, "kernels": needed.references, "runtime": _runtime(target),
-        "fixed": call_class.fixed, "example": call_class.example,
+        "program": traced.program, "kernels": needed.references, "runtime": _runtime(calls.target),
+        "fixed": traced.fixed, "example": traced.example,
         "constant": bool(traced.frozen), **needed.content,
     }  # fmt: skip
     if not code_version.is_what_runs():
@@ -210,22 +237,19 @@ def keep(call_class: CallClass, traced: Traced, read: records.Reader) -> tuple[E
     return (new, True) if new else None
 
 
-def entry_of(call_class: CallClass, traced: Traced) -> Entry | None:
+def entry_of(calls: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the record of a trace, or None."""
-    key = call_class.key(traced.model or "")
-    return _matching(of_keys(reader(), key), call_class, traced) if key else None
+    key = calls.key(traced.world, traced.model or "")
+    return _matching(of_keys(reader(), key), calls, traced) if key else None
 
 
-def _matching(
-    stored: Iterable[StoredRecord], call_class: CallClass, traced: Traced
-) -> Entry | None:
+def _matching(stored: Iterable[StoredRecord], calls: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the fresh record with the program and the kernels of a trace, if any."""
-    (_, source, target, _), op = call_class.launcher, call_class.signature.name
     wanted = traced.program, tuple(kernel.reference for kernel in traced.kernels)
     for one in stored:
         is_same = (one.record.program, one.record.kernels) == wanted
-        fits = one.record.is_for(call_class.fixed, call_class.example)
-        if is_same and fits and is_fresh(one, op, source, target):
+        fits = one.record.is_for(traced.fixed, traced.example)
+        if is_same and fits and is_fresh(one, calls):
             return one.entry
     return None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jitkern.calls.signature import Parameter, Signature
+from jitkern.calls.signature import Parameter, Signature, example_of, fixed_of
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, error_site
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.kernels import Kernels
@@ -35,7 +35,7 @@ class Traced(NamedTuple):
     steps: those of the program. kernels: the variants it launches. frozen: the values it holds for
     constant. model: the device model whose choice of a configuration it follows; "" if there was
     nothing to choose, None if no configuration was measured. world: the values that it read besides
-    its arguments.
+    its arguments. fixed, example: of its arguments, see `calls.signature`.
     """
 
     program: Program
@@ -44,6 +44,8 @@ class Traced(NamedTuple):
     frozen: list[Specialized]
     model: str | None
     world: World
+    fixed: str
+    example: str
 
 
 def trace(
@@ -91,7 +93,8 @@ def trace(
         running.facts, running.problem = outer
     steps = _needed([*tracer.facts.instructions, *tracer.actions])
     program = encoded(steps, [*tracer.facts.constants], [*tracer.texts], tracer.memory)
-    return Traced(program, steps, tracer.kernels, tracer.facts.frozen, tracer.model, world)
+    frozen, fixed, example = tracer.facts.frozen, fixed_of(args), example_of(args)
+    return Traced(program, steps, tracer.kernels, frozen, tracer.model, world, fixed, example)
 
 
 def _needed(steps: Sequence[Instruction]) -> list[Instruction]:

@@ -17,10 +17,10 @@ from uncompiled import UncompiledKernels
 import jitkern.ops
 from jitkern import jit
 from jitkern.cache import records
+from jitkern.calls.signature import class_of
 from jitkern.dropin import api, extension, memo
 from jitkern.launch import autotune
 from jitkern.launch.autotune import Choice
-from jitkern.launch.devices import Launcher
 from jitkern.launch.symbols import Unsupported
 from jitkern.op import compile_cache_key
 from jitkern.op.all_ops import all_ops
@@ -65,20 +65,18 @@ def keys_of(op, source, target):
     if source.runs == ITSELF:
         return
     device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
-    launcher = Launcher(op.launch_function(source, target.device), source, target, device)
+    function = op.launch_function(source, target.device)
     kernels = Kernels(op.name, source, target, "", {})
     for call in needs.calls:
         args, kwargs = op.signature.complete(*op.signature.split(call))
         given = metadata_of(op.signature.in_order(args, kwargs))
         yield digest_of(op, source, target.device, call)
         try:
-            traced = trace(
-                op.signature, launcher.function, given, frozenset(kwargs), device, kernels
-            )
+            traced = trace(op.signature, function, given, frozenset(kwargs), device, kernels)
         except Unsupported as e:
             yield f"no trace: {e}"
             continue
-        calls = CallClass.of(op.signature, launcher, traced.world, given)
+        calls = CallClass(op.signature, function, source, target, device, class_of(given))
         kept = launch_records.keep(calls, traced, launch_records.reader())
         yield kept[0].path.name if kept else "no record"
 

@@ -8,10 +8,10 @@ from tuning import op_of
 
 from jitkern import jit
 from jitkern.calls import samples
+from jitkern.calls.signature import class_of
 from jitkern.compilers import parallelism
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.devices import Launcher
 from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
@@ -84,9 +84,9 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model():
         jit.ensure(variant, TARGET)
     traces = traces_of(op, source, TARGET, needs.calls, {}).traces
     ((_, new),) = [records.keep(one.calls, one.trace, records.reader()) for one in traces]
-    launcher = Launcher(function, source, TARGET, torch.device("cuda"))
-    known = records.CallClass.of(op.signature, launcher, world_of((function,)), [torch.ones(2)])
-    assert new and len(records.found(known, records.reader())) == 1
+    call = class_of([torch.ones(2)])
+    calls = records.CallClass(op.signature, function, source, TARGET, torch.device("cuda"), call)
+    assert new and len(records.found(calls, world_of((function,)), "", records.reader())) == 1
 
 
 @pytest.mark.long

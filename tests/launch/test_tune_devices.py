@@ -6,9 +6,9 @@ from helpers import needs_nvrtc, programs_of, served
 from tuning import GPU, HERE, ROWS, Clock, double, length, op_of, ways
 
 from jitkern import jit
+from jitkern.calls.signature import class_of
 from jitkern.declare import Cuda, Triton
 from jitkern.launch import autotune, tuned
-from jitkern.launch.devices import Launcher
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.call_traces import traces_of
@@ -98,10 +98,9 @@ def test_a_triton_kernel_takes_constexprs_and_options(tmp_path):
 def found(op, source, target):
     """The records that serve a call with a vector."""
     function = op.launch_function(source, target.device)
-    launcher = Launcher(function, source, target, torch.device(target.device))
-    world = world_of(parts_of(function))
-    calls = records.CallClass.of(op.signature, launcher, world, [torch.ones(2)])
-    return records.found(calls, records.reader())
+    device, call = torch.device(target.device), class_of([torch.ones(2)])
+    calls = records.CallClass(op.signature, function, source, target, device, call)
+    return records.found(calls, world_of(parts_of(function)), "", records.reader())
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from helpers import one_in_four, programs_of, served
 
 from jitkern.declare import Cpp, kernel
 from jitkern.runtime import specializer
-from jitkern.runtime.programs import BACKOFF, TRACES
+from jitkern.runtime.records import BACKOFF, TRACES
 from jitkern.trace.world import World
 
 TEXT = """extern "C" void put(double* o, double v) { *o = v; }"""

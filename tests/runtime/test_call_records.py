@@ -19,7 +19,6 @@ from jitkern.cache import eviction
 from jitkern.cache.store import Cache
 from jitkern.calls import signature
 from jitkern.declare import Cpp, kernel
-from jitkern.launch.devices import Launcher
 from jitkern.op.all_ops import all_ops
 from jitkern.prewarming import call_traces
 from jitkern.runtime import records, specializer
@@ -68,14 +67,14 @@ def asks_the_builtins(k, x):
 
 def identity_of(function):
     """What records of a launch function are kept under; None where there are none."""
-    key = class_of_calls(function, World([function])).key()
+    key = class_of_calls(function).key(World([function]))
     return key and key.digest
 
 
-def class_of_calls(function, world, source=None, args=(X, 2), device="cpu"):
-    device = torch.device(device)
-    launcher = Launcher(function, source or Cpp("k.cpp"), Target.current("cpu"), device)
-    return records.CallClass.of(Named("x::y", "x::y()"), launcher, world, args)
+def class_of_calls(function, source=None, args=(X, 2), device="cpu", op=None):
+    op, source, device = op or Named("x::y", "x::y()"), source or Cpp("k.cpp"), torch.device(device)
+    call = signature.class_of(args)
+    return records.CallClass(op, function, source, Target.current("cpu"), device, call)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +273,7 @@ def reads_a_device_index(k, x):
 def test_a_function_that_asks_for_a_device_has_records_of_each():
     world = World([reads_a_device_index])
     keys = [
-        class_of_calls(reads_a_device_index, world, device=f"cuda:{index}").key()
-        for index in (0, 1)
+        class_of_calls(reads_a_device_index, device=f"cuda:{index}").key(world) for index in (0, 1)
     ]
     assert keys[0].digest != keys[1].digest
 
@@ -287,7 +285,7 @@ def test_a_native_kernel_serves_its_instruction_set_alone(op, monkeypatch, nativ
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "isa_level", lambda level=level: level)
         testing.set_processor(monkeypatch, level)
-        keys.append(class_of_calls(plain, World([plain]), source).key().digest)
+        keys.append(class_of_calls(plain, source).key(World([plain])).digest)
     assert keys[0] != keys[1]
 
 
@@ -330,9 +328,8 @@ def op(declared):
 
 def kept(op):
     """The records for calls with a vector."""
-    launcher = Launcher(plain, op.sources["cpu"][0], Target.current("cpu"), torch.device("cpu"))
-    calls = records.CallClass.of(op.signature, launcher, World([plain]), [X, 2])
-    return records.found(calls, records.reader())
+    calls = class_of_calls(plain, op.sources["cpu"][0], op=op.signature)
+    return records.found(calls, World([plain]), "", records.reader())
 
 
 @pytest.mark.long

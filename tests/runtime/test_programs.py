@@ -14,7 +14,7 @@ from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Facts, Instruction
 from jitkern.runtime import binding
 from jitkern.runtime.guards import Guard
-from jitkern.runtime.programs import CallClassState, LoadedProgram
+from jitkern.runtime.programs import LoadedProgram
 from jitkern.runtime.symbols import symbols
 from jitkern.trace.program import CODES, encoded, parsed_program
 from jitkern.trace.trace import trace
@@ -80,7 +80,10 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
     program = UNSOUND[how](traced.program)
     kernels = [kernel.function for kernel in traced.kernels]
     before, known = slot.misses, {*slot.known}
-    slot.append(CallClassState(), LoadedProgram(program, kernels, traced.world), X.device)
+    slot.append(
+        slot.class_of(launch, None, None, X.device, [X]),
+        LoadedProgram(program, kernels, traced.world),
+    )
     assert "not sound" in caplog.text and slot.known == known
     assert torch.equal(op(X), 2 * X) and slot.misses == before
 
@@ -195,7 +198,7 @@ def test_a_view_beyond_its_tensor_is_left_to_python(declare, n, m):
     program = encoded(steps, traced.program.constants, traced.program.texts, 0)
     slot = programs_of(op)
     loaded = LoadedProgram(program, [], traced.world)
-    assert slot.append(CallClassState(), loaded, x.device)
+    assert slot.append(slot.class_of(launch, None, None, x.device, [x, y, 1, 0]), loaded)
     base.zero_()
     assert torch.equal(served(op, x, y, 3, 1), torch.empty(0))
     assert base.sum() == base[21:24].sum() == 3

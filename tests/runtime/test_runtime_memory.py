@@ -1,4 +1,4 @@
-"""CallClassState through the launch runtime, failed ones too, leave no memory behind."""
+"""Calls through the launch runtime, failed ones too, leave no memory behind."""
 
 import ctypes
 import gc
@@ -9,7 +9,7 @@ import pytest
 import torch
 from calls_of_ops import INC, SUM, WAYS, X, misses, through, warmed
 
-from jitkern.runtime.programs import CallClassState
+from jitkern.runtime.records import CallClass
 
 CALLS = 16_000  # many, beside the few hundred objects that Torch keeps sooner or later
 
@@ -101,7 +101,7 @@ def test_calls_that_hit_leave_nothing_behind(many, args):
 
 @pytest.mark.long
 def test_calls_that_python_serves_leave_nothing_behind(many, monkeypatch):
-    monkeypatch.setattr(CallClassState, "is_due", lambda _: False)
+    monkeypatch.setattr(CallClass, "is_due", lambda _: False)
     assert_flat(lambda: many(X, X, 4, 2.5, True, 3, 0.5))
     assert misses(many) > CALLS
 

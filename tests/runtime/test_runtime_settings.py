@@ -14,7 +14,7 @@ from helpers import programs_of, served
 from jitkern import config
 from jitkern.calls import record, signature
 from jitkern.errors import CacheError, NotCached
-from jitkern.runtime import binding, programs, specializer
+from jitkern.runtime import binding, records, specializer
 
 
 def test_a_block_that_prefers_another_kind_runs_in_python(scale):
@@ -110,7 +110,7 @@ PROGRAMS = int(re.search(r"PROGRAMS = (\d+)", binding.variant().source.text)[1])
 
 @pytest.mark.long
 def test_past_the_bound_the_oldest_goes_with_one_warning(declare, caplog, monkeypatch):
-    monkeypatch.setattr(programs, "TRACES", 2 * PROGRAMS)
+    monkeypatch.setattr(records, "TRACES", 2 * PROGRAMS)
 
     def launch(k, x):
         hash(x.shape[0])  # a constant of each program

@@ -16,7 +16,8 @@ from helpers import programs_of
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
-from jitkern.runtime.programs import CallClassState, LoadedProgram, OpPrograms
+from jitkern.runtime.programs import LoadedProgram, OpPrograms
+from jitkern.runtime.records import CallClass
 from jitkern.trace.trace import trace
 
 pytestmark = [
@@ -213,7 +214,7 @@ def op(tmp_path, monkeypatch):
     made = kernel(
         f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp"), strided=True)
     )
-    monkeypatch.setattr(CallClassState, "is_due", lambda _: False)  # they are made here
+    monkeypatch.setattr(CallClass, "is_due", lambda _: False)  # they are made here
     monkeypatch.setattr(OpPrograms, "recall", lambda *_: False)
     return made
 
@@ -255,7 +256,7 @@ def compared(op, traced, author, text, module, args):
     slot = programs_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
     variant = LoadedProgram(traced.program, kernels, traced.world)
-    slot.append(CallClassState(), variant, torch.device("cpu"))
+    slot.append(slot.class_of(module["launch"], None, None, torch.device("cpu"), args), variant)
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),
