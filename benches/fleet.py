@@ -149,10 +149,7 @@ def node() -> dict[str, float]:
     ]
     sums, found = (call() for call in calls)
     first = time.perf_counter() - started
-    slots = [
-        op.backends["cpu"].implementation.programs
-        for op in (jitkern.ops.vec_add, jitkern.ops.softmax)
-    ]
+    slots = [op.programs["cpu"] for op in (jitkern.ops.vec_add, jitkern.ops.softmax)]
     while time.perf_counter() - started < LONGEST:
         before = [slot.misses for slot in slots if slot]
         sums, found = (call() for call in calls)

@@ -184,7 +184,7 @@ def own_programs_first() -> str:
 
 
 def programs_of(op: Op, device: str = "cpu") -> OpPrograms:
-    slot = op.backends[device].implementation.programs
+    slot = op.programs[device]
     assert slot
     return slot
 

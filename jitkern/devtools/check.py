@@ -135,13 +135,13 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
     """Let nothing but this source serve the op on a device."""
     declared = op.declaration
     op.declaration = declared._replace(sources={**declared.sources, device: (source,)})
-    op.backends[device].forget()
+    op.forget(device)
     try:
         with config.using(fallback="raise"):
             yield
     finally:
         op.declaration = declared
-        op.backends[device].forget()
+        op.forget(device)
 
 
 def _reference(
@@ -213,7 +213,7 @@ def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expe
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), guards:
-            return op.backends[device].implementation(args, kwargs, recalls=False)
+            return op.backend(device)(args, kwargs, recalls=False)
 
     got = _results(op, call, launch.measure.copied(sample, copies))
     try:

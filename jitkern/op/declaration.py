@@ -18,6 +18,7 @@ from jitkern.source.kinds import ITSELF, SOURCES, Source
 if TYPE_CHECKING:
     from jitkern.calls.samples import Sample
     from jitkern.op.gradient import Gradient
+    from jitkern.runtime.programs import OpPrograms
 
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
@@ -52,11 +53,13 @@ class Declaration(NamedTuple):
 class DeclaredOp:
     """An op by one declaration of it, for the functions that Torch calls.
 
-    overload: the registered op. backends: its functions for "cuda" and "cpu".
+    overload: the registered op. backends: its functions for "cuda" and "cpu". programs: those that
+    the launch runtime has for a device whose kernels C could launch; None if it cannot here.
     """
 
     overload: Any
     backends: Mapping[str, Function]
+    programs: Mapping[str, OpPrograms | None]
 
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
         self.signature = signature

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import calls, config, jit, launch, op as op_room, runtime, trace
-from jitkern._fork import after_fork
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import (
     CacheError,
@@ -34,11 +32,11 @@ from jitkern.launch.devices import Devices
 from jitkern.op.declaration import Declaration, DeclaredOp
 from jitkern.op.recording import recording
 from jitkern.runtime.binding import prepare
-from jitkern.runtime.programs import OpPrograms
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.launch.kernels import Kernels
+    from jitkern.runtime.programs import OpPrograms
     from jitkern.runtime.records import CallClass
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
@@ -46,8 +44,6 @@ _PLACED = (CompileError, DeclarationError, LaunchError)
 _log = logging.getLogger(__name__)
 
 
-_making = threading.Lock()
-after_fork(_making)
 _KEYS = {
     device.lower(): torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[device])
     for device in ("CPU", "CUDA", "Meta")
@@ -55,83 +51,20 @@ _KEYS = {
 
 
 class Backend:
-    """The function that is registered once per op and device type, and never replaced.
+    """An op by one declaration on one device type, for calls with all their arguments.
 
-    number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
-    the op has kernels that C could launch, on a system that allows trampolines.
+    A call that is under way when another declaration takes the place of this one may end with the
+    earlier result.
     """
 
-    def __init__(self, op: DeclaredOp, device: str, *, launches: bool) -> None:
-        self.op = op
-        self.number: int | None = None
-        self.launches = launches
-        self.devices = Devices(op.name, device)
-        self._implementation: Implementation | None = None
-        self._programs: OpPrograms | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.implementation(*self.op.signature.complete(args, kwargs))
-
-    @property
-    def programs(self) -> OpPrograms | None:
-        """The op's programs in the launch runtime; None if C cannot launch its kernels."""
-        if self._programs is None and self.number is not None:
-            with _making:
-                if self._programs is None:
-                    self._programs = OpPrograms(self.number, self.op.signature)
-        return self._programs
-
-    @property
-    def implementation(self) -> Implementation:
-        """The implementation, which runs the op by the declaration that serves this thread."""
-        declaration, made = self.op.declaration, self._implementation
-        if made is not None and made.op.declaration is declaration:
-            return made
-        programs = self.programs
-        with _making:
-            made = self._implementation
-            if made is None or made.op.declaration is not declaration:
-                if programs is None and self.launches:
-                    runtime.binding.say_why_not()
-                if made is not None:  # whose runners know the sources
-                    self.devices = Devices(self.op.name, self.devices.type)
-                made = Implementation(self.op, declaration, self.devices, programs)
-                self._implementation = made
-            return made
-
-    def forget(self) -> None:
-        """Forget all that was made from the declaration, also where it stays the same."""
-        with _making:
-            self._implementation = None
-            self.devices = Devices(self.op.name, self.devices.type)
-        self.stop_programs()
-
-    def stop_programs(self) -> None:
-        """Leave all calls to Python until other programs are traced."""
-        if self._programs:
-            self._programs.forget()
-
-
-class Implementation:
-    """The implementation of an op on one device type, for calls with all their arguments.
-
-    op: the op by one declaration. programs: the op's in the launch runtime; None if C cannot launch
-    its kernels. A call that is under way when another declaration takes the place of this one may
-    end with the earlier result.
-    """
-
-    def __init__(
-        self,
-        op: DeclaredOp,
-        declaration: Declaration,
-        devices: Devices,
-        programs: OpPrograms | None,
-    ) -> None:
+    def __init__(self, op: DeclaredOp, declaration: Declaration, device: str) -> None:
         self.op = DeclaredOp(op.signature, declaration)
         self.signature = op.signature
-        self.devices = devices
-        self.device = devices.type
-        self.programs = programs
+        self.devices = Devices(op.name, device)
+        self.device = device
+        self.programs = op.programs.get(device)
+        if device in op.programs and self.programs is None:
+            runtime.binding.say_why_not()
         self._registered = op
         self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._functions: dict[int, Callable[..., Any]] = {}  # by the ids of sources

@@ -26,6 +26,7 @@ from jitkern.op.autograd import Autograd
 from jitkern.op.declaration import DEVICES, Declaration, DeclaredOp, Function
 from jitkern.op.dispatch import Backend, FallbackKernel
 from jitkern.op.recording import plainly_on
+from jitkern.runtime.programs import OpPrograms
 from jitkern.runtime.trampoline import cause_of, handled, register, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
@@ -75,13 +76,14 @@ class Op(DeclaredOp, Generic[Result]):
         self.execution: Any = None  # the code that declared the op, of a module or a cell
         _check_extensions(self.name, declaration.sources)
         self.autograd = Autograd(self)
-        self.backends: dict[str, Backend] = {}
+        self.backends: dict[str, Function] = {}
+        self.programs: dict[str, OpPrograms | None] = {}
+        self._made: dict[str, Backend] = {}
         self.overload = self._register()
         if declaration.gradient:
             self._follow_gradient()
         self._builtin = self.overload._op
-        in_python = all(backend.number is None for backend in self.backends.values())
-        self._direct = self.backends if in_python else {}
+        self._direct = {} if any(self.programs.values()) else self.backends
 
     @property
     def declaration(self) -> Declaration:
@@ -269,8 +271,8 @@ class Op(DeclaredOp, Generic[Result]):
 
     def _stop_programs(self) -> None:
         """Stop the programs that were made from an earlier launch function."""
-        for backend in self.backends.values():
-            backend.stop_programs()
+        for programs in filter(None, self.programs.values()):
+            programs.forget()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
         known = {*DEVICES, *[kind.kind for kind in SOURCES.values() if kind.runs != ITSELF]}
@@ -351,9 +353,9 @@ class Op(DeclaredOp, Generic[Result]):
         }
         if {*self.signature.results} != {"T"} or "[]" in self.schema or self.signature.changed:
             functions["Batched"] = self.run_reference  # Torch's own loop refuses these
-        cpu, cuda = (self.backends[device].number for device in ("cpu", "cuda"))
-        backends = -1 if cpu is None else cpu, -1 if cuda is None else cuda
-        self.autograd.slot = register(self.signature, "Autograd", self.autograd, backends)
+        on_cpu, on_cuda = (self.programs.get(device) for device in ("cpu", "cuda"))
+        slots = on_cpu.number if on_cpu else -1, on_cuda.number if on_cuda else -1
+        self.autograd.slot = register(self.signature, "Autograd", self.autograd, slots)
         if self.autograd.slot is None:
             functions["Autograd"] = handled(self.autograd)
         for key, function in functions.items():
@@ -383,13 +385,32 @@ class Op(DeclaredOp, Generic[Result]):
     def _implement(self, device: str, library: torch.library.Library) -> None:
         """Register a trampoline for a device if it has kernels to launch, else a function."""
         raw = any(source.runs != ITSELF for source in self.sources.get(device, ()))
+        run = self.backends[device] = functools.partial(self._run_on, device)
+        key, number = device.upper(), None
         usable = raw and (device == "cpu" or bool(torch.version.cuda))
-        launches = usable and self.signature.parameters is not None
-        backend = self.backends[device] = Backend(self, device, launches=launches)
-        key = device.upper()
-        backend.number = register(self.signature, key, backend) if usable else None
-        if backend.number is None:
-            _register_kernel(library, self.name, key, handled(backend))
+        if usable and self.signature.parameters is not None:
+            number = register(self.signature, key, run)
+            self.programs[device] = None if number is None else OpPrograms(number, self.signature)
+        if number is None:
+            _register_kernel(library, self.name, key, handled(run))
+
+    def _run_on(self, device: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self.backend(device)(*self.signature.complete(args, kwargs))
+
+    def backend(self, device: str) -> Backend:
+        """Return the backend of the declaration that serves this thread."""
+        declaration, made = self.declaration, self._made.get(device)
+        if made is None or made.op.declaration is not declaration:
+            with _settling:
+                made = self._made.get(device)
+                if made is None or made.op.declaration is not declaration:
+                    made = self._made[device] = Backend(self, declaration, device)
+        return made
+
+    def forget(self, device: str) -> None:
+        """Forget all that was made from the declaration, also where it stays the same."""
+        self._made.pop(device, None)
+        self._stop_programs()
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)

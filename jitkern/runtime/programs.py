@@ -203,8 +203,8 @@ class OpPrograms:
 
         Programs that are being traced from the earlier one will never serve.
         """
-        launch_runtime = runtime()
         with self.lock:
+            launch_runtime = runtime() if self._places else None  # which is loaded then
             for calls in self._classes.values():
                 calls.forgotten = True
             self._classes.clear()

@@ -68,7 +68,7 @@ for op in generated.OPS:
         result = op(torch.ones(3))
         specializer.settle()
     results.append(result[0].item())
-    assert not op.backends["cpu"].implementation.programs.refused, op
+    assert not op.programs["cpu"].refused, op
 stats = jitkern.stats()
 print(json.dumps([results, stats["compiles"], stats["runtimes"], traced, generated.OPS[0].module]))
 """
@@ -136,7 +136,7 @@ def made(name, value):
         return out
     op.launch("cpu")(launch)
     op(torch.ones(1)); specializer.settle()
-    return list(op.backends["cpu"].implementation.programs.refused.values())
+    return list(op.programs["cpu"].refused.values())
 print(made("plain", (1.0,)), made("changing", [1.0]))
 """
     )

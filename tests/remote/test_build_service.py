@@ -60,7 +60,7 @@ def service(tmp_path, op):
     with config.using(cache_dir=tmp_path / "builder"):
         op(torch.ones(4))
         specializer.settle()
-    op.backends["cpu"].forget()
+    op.forget("cpu")
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     (bundle,) = (tmp_path / "remote").rglob("*.tar")
     with Service(bundle.read_bytes()) as server:

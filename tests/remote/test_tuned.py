@@ -60,7 +60,7 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     with config.using(cache_dir=tmp_path / "builder"):
         op(x)
         specializer.settle()
-    op.backends["cpu"].forget()
+    op.forget("cpu")
     fill(Cache(tmp_path / "builder"), tmp_path / "remote")
     answer = static(tmp_path / "remote")
     cache = Cache(tmp_path / "cache")

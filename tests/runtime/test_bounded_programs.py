@@ -171,7 +171,7 @@ for name in ("relu", "gelu", "other", "relu", "some", "more", "names", "gelu"):
     for n in (1, 5):
         print(op(torch.ones(n), name).item(), end=" ")
 specializer.settle()
-print(binding.runtime().misses(op.backends["cpu"].number) if binding.runtime() else "")
+print(binding.runtime().misses(op.programs["cpu"].number) if binding.runtime() else "")
 """
     first = run_python(code)
     assert first.returncode == 0, first.stderr

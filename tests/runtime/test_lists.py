@@ -132,13 +132,13 @@ xs, results = [torch.ones(1)] * COUNT, []
 def work():
     results.append(float(op(xs)))
 for small in (False, False, True):
-    before = op.backends["cpu"].implementation.programs.misses
+    before = op.programs["cpu"].misses
     threading.stack_size((256 << 10) * small)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     specializer.settle()
-slot = op.backends["cpu"].implementation.programs
+slot = op.programs["cpu"]
 print(*results, slot.misses - before, len(slot.serving))
 """
 
@@ -243,7 +243,7 @@ for count in (3, 20):
             result = op([torch.ones(2)] * count, mode, [4])
             specializer.settle()
         assert float(result) == 2 * count * (4 if mode == "by" else 1)
-slot = op.backends["cpu"].implementation.programs
+slot = op.programs["cpu"]
 print(len(traced), len(slot.known), slot.refused)
 """
 

@@ -35,7 +35,7 @@ def op(declare):
 def traced(op):
     """The trace of a call."""
     op(X)
-    runner = op.backends["cpu"].devices.runner(op.sources["cpu"][0], X.device)
+    runner = op.backend("cpu").devices.runner(op.sources["cpu"][0], X.device)
     assert isinstance(runner, Runner)
     return trace(op.signature, launch, [X], frozenset(), X.device, runner)
 
@@ -192,7 +192,7 @@ def test_a_view_beyond_its_tensor_is_left_to_python(declare, n, m):
     base, y = torch.zeros(100), torch.ones(100)
     x = base[20:24]
     op(x, y, 1, 0)
-    runner = op.backends["cpu"].devices.runner(op.sources["cpu"][0], x.device)
+    runner = op.backend("cpu").devices.runner(op.sources["cpu"][0], x.device)
     traced = trace(op.signature, launch, [x, y, 1, 0], frozenset(), x.device, runner)
     steps = [step for step in traced.steps if step.name not in ("LESS", "EQUAL")]
     program = encoded(steps, traced.program.constants, traced.program.texts, 0)

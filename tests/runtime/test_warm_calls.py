@@ -368,7 +368,7 @@ def test_many_threads_make_the_first_call_at_once(recalled):
         "threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]\n"
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"
-        "print(wrong, len(recalled.op.backends['cpu'].programs.known))\n"
+        "print(wrong, len(recalled.op.programs['cpu'].known))\n"
     )
     done = recalled.python(code, JITKERN_COMPILE="never")
     assert done.stdout == "[] 1\n", done.stderr

@@ -239,7 +239,7 @@ def test_a_program_answers_as_the_launch_function_does(op):
         op.launch("cpu")(module["launch"])
         op(*args)  # compiles the kernels, once for all
         cpu = torch.device("cpu")
-        runner = op.backends["cpu"].devices.runner(op.sources["cpu"][0], cpu)
+        runner = op.backend("cpu").devices.runner(op.sources["cpu"][0], cpu)
         try:
             traced = trace(op.signature, module["launch"], args, frozenset(), cpu, runner)
         except Unsupported:
