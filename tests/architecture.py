@@ -36,7 +36,7 @@ BUDGETS = {
     "remote": 1873,
     "calls": 786,
     "compilers": 5951,
-    "loading": 709,
+    "loading": 699,
     "jit": 794,
     "launch": 3533,
     "trace": 2577,

@@ -11,7 +11,7 @@ from jitkern.cache import events
 from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
 from jitkern.errors import LoadError
-from jitkern.loading import LOADED, content_of, one_at_a_time
+from jitkern.loading import LOADED, one_at_a_time
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -30,7 +30,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
     """
     entry = jit.get_or_compile.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
-    content = content_of(digest, variant.source)
+    content = f"{digest} {variant.source.function}"
     with one_at_a_time(f"load {digest}"):
         if content not in LOADED:
             try:
@@ -64,7 +64,7 @@ def load_entry(source: Source, entry: Entry, tell: Tell = events.tell) -> Any:
 
     tell: takes the event of a load, and the kind of source.
     """
-    content = content_of(entry.manifest.digest, source)
+    content = f"{entry.manifest.digest} {source.function}"
     with one_at_a_time(f"load {entry.manifest.digest}"):
         new = content not in LOADED
         if new:

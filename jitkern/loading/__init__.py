@@ -18,24 +18,14 @@ if TYPE_CHECKING:
         library as library,
         loader as loader,
     )
-    from jitkern.source.kinds import Source
 else:
     __getattr__ = on_first_use(__name__)
 
-# The code that this process has loaded: by the digest of its entry; for a library, by what makes it
-# this library and no other (see `library.open_library`); for `load_inline`, by its call as well.
+# The code that this process has loaded: by the digest of its entry, and for an Extension its
+# function; for a library, by what makes it this library and no other (see `library.open_library`);
+# for `load_inline`, by its call as well.
 # The digest of a shared library that an Extension is linked with, by the loader's handle.
 LOADED: dict[str, Any] = {}
-
-
-def content_of(digest: str, source: Source) -> str:
-    """Key of loaded code in LOADED: the digest of an entry, and for an Extension its function.
-
-    digest: of the entry.
-    """
-    return f"{digest} {source.function}"
-
-
 _locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 

@@ -28,7 +28,7 @@ from jitkern.source.closure import closure_of
 from jitkern.source.global_names import code_names
 from jitkern.source.kinds import Source
 from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
-from jitkern.trace.world import content_of
+from jitkern.trace.world import read_member
 
 _KERNELS = "jitkern.kernels_src"
 _HOMES = (type, types.ModuleType, type(None))  # of the functions of C that have no state
@@ -135,7 +135,7 @@ class _Description:
         code, scope, home = function.__code__, function.__globals__, function.__module__
         if str(home).startswith("jitkern.composition."):
             return home  # the name of such an op has a digest of the formula
-        cells = [content_of(cell, "cell_contents") for cell in function.__closure__ or ()]
+        cells = [read_member(cell, "cell_contents") for cell in function.__closure__ or ()]
         held = self.of((cells, function.__defaults__, function.__kwdefaults__))
         if self._is_installed(str(scope.get("__name__")), code):
             return home, function.__qualname__, held

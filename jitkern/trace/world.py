@@ -160,7 +160,7 @@ class World:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        return all(id(content_of(owner, name)) == value for owner, name, value in self.members)
+        return all(id(read_member(owner, name)) == value for owner, name, value in self.members)
 
     def uses(self, value: object) -> bool:
         """Whether the functions read this object by a name."""
@@ -208,7 +208,7 @@ class World:
     def _follow_cells(self, node: FollowedFunction, reads: Iterable[Read]) -> None:
         function = node.function
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            value = content_of(cell, "cell_contents")
+            value = read_member(cell, "cell_contents")
             self._member_of(cell, "cell_contents", value)
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
@@ -365,7 +365,7 @@ def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
     )
 
 
-def content_of(owner: Any, name: str) -> Any:
+def read_member(owner: Any, name: str) -> Any:
     """Return the content of a cell, `ABSENT` if it has none, or the value of another member."""
     try:
         return getattr(owner, name)
