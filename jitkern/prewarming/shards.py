@@ -56,7 +56,5 @@ def _inputs_of(group: Group) -> list[Any]:
         inputs.append(jit.key_of(Variant(op.name, source), target).inputs)
         if source.runs != ITSELF:
             world = world_of(parts_of(op.launch_function(source, target.device)))
-            inputs.append(
-                world.identity if world.portable and not (world.refusal or world.traps) else ""
-            )
+            inputs.append(world.identity if world.portable and not world.traps else "")
     return inputs

@@ -124,7 +124,7 @@ class CallClass:
         model: the device model that they are for, "" for any.
         """
         source, target, code = self.source, self.target, code_version.digest()
-        if world.refusal or not world.portable or not code:
+        if not (world.portable and code):
             return None
         flags, declared = source.every_flag, runtime_room.freshness.declaration_of(source)
         exact = target.for_host_code(native=getattr(source, "native", False))

@@ -114,8 +114,8 @@ class World:
         self._checks: list[tuple[Callable[..., Any], str, Any]] | None = None
         self._gone: list[Binding] = []  # those whose values are not kept alive
         self.refusal = self.handler = ""
-        # False if a value holds for the devices of this machine only, or the order of a set for
-        # this process only: the hash of a text is another one in the next process.
+        # False if refused, if a value holds for the devices of this machine only, or the order of
+        # a set for this process only: the hash of a text is another one in the next process.
         self.portable = True
         self.attributes: set[str] = set()
         self.compares = ""  # where a function may ask if two arguments are one object
@@ -175,6 +175,7 @@ class World:
             handlers = code_names(function.__code__).handlers
             self.handler = self.handler or _refusal(function, handlers)
         self.refusal = self.refusal or refusal
+        self.portable &= not refusal
         return self._follow(entry)
 
     def _follow(self, function: types.FunctionType) -> int:
@@ -185,9 +186,7 @@ class World:
         node = FollowedFunction(function)
         self.nodes.append(node)
         code = function.__code__
-        self.functions.append(
-            (function, code, function.__defaults__, function.__kwdefaults__),
-        )
+        self.functions.append((function, code, function.__defaults__, function.__kwdefaults__))
         self._spelled.append(f"function {spelled_code(code)}")
         reads = code_names(code)
         self.attributes |= reads.attributes
