@@ -263,8 +263,8 @@ def _installed(variants: Sequence[Variant], target: Target) -> dict[str, str]:
     """Return the identity of the compiler for these variants of one source; empty without it."""
     with contextlib.suppress(CompilerNotFound, TargetError):
         for variant in variants[:1]:
-            exact = jit.exact_target(variant, target)
-            return next(iter(compiler_for(variant.source).identities(variant.source, exact)), {})
+            compiler, source = compiler_for(variant.source), variant.source
+            return next(iter(compiler.identities(source, compiler.target(source, target))), {})
     return {}
 
 

@@ -10,7 +10,6 @@ _HOMES = {
     "capturing": "request",
     "ensure": "get_or_compile",
     "ensure_and_tell": "get_or_compile",
-    "exact_target": "get_or_compile",
     "key_of": "get_or_compile",
     "loaded": "load",
     "open_cache": "active_cache",
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from jitkern.jit.get_or_compile import (
         ensure as ensure,
         ensure_and_tell as ensure_and_tell,
-        exact_target as exact_target,
         key_of as key_of,
     )
     from jitkern.jit.load import loaded as loaded

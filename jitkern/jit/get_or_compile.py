@@ -12,7 +12,6 @@ import time
 from jitkern import cache, config, jit, source
 from jitkern.cache.key import Key
 from jitkern.cache.store import Entry, Found
-from jitkern.compilers import compiler_for
 from jitkern.errors import (
     CompilerNotFound,
     TargetError,
@@ -23,11 +22,6 @@ from jitkern.jit.request import OTHER_COMPILER, REFRESH, Request, capturing, rep
 from jitkern.loading import one_at_a_time
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
-
-
-def exact_target(variant: Variant, target: Target) -> Target:
-    """`target` with all that this variant's artifact depends on: platform, ABI, instruction set."""
-    return compiler_for(variant.source).target(variant.source, target)
 
 
 def key_of(variant: Variant, target: Target) -> Key:

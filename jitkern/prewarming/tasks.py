@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
+from jitkern.compilers import compiler_for
 from jitkern.errors import (
     CacheError,
     CompilerNotFound,
@@ -116,7 +117,8 @@ class Kernel(NamedTuple):
 
     def result(self, status: str, **rest: Any) -> Result:
         """Return a result for this kernel."""
-        exact = str(jit.exact_target(self.variant, self.target))
+        source = self.variant.source
+        exact = str(compiler_for(source).target(source, self.target))
         return Result(self.variant.op, self.variant.label, exact, status, **rest)
 
     def _told(self, reason: str, e: Exception) -> str:
