@@ -208,7 +208,7 @@ class Backend:
         if not config.c_may_serve() or torch._C._len_torch_function_stack():
             return None
         function, target = self._launch_function(source), self.devices.target(device.index)
-        of_class = programs.class_of(function, source, target, device, args)
+        of_class = programs.calls_like(function, source, target, device, args)
         if self._registered.is_settled(self.op.declaration):
             return of_class
         return None  # the op is declared again, and `programs` may be of the new declaration

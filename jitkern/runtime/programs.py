@@ -66,7 +66,7 @@ class OpPrograms:
         """The reasons why calls keep the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._classes.items() if calls.refused}
 
-    def class_of(
+    def calls_like(
         self, function: Callable[..., Any], source: Source, target: Target, device: torch.device,
         args: Sequence[Any],
     ) -> CallClass:  # fmt: skip

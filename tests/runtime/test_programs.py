@@ -81,7 +81,7 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
     kernels = [kernel.function for kernel in traced.kernels]
     before, known = slot.misses, {*slot.known}
     slot.append(
-        slot.class_of(launch, None, None, X.device, [X]),
+        slot.calls_like(launch, None, None, X.device, [X]),
         LoadedProgram(program, kernels, traced.world),
     )
     assert "not sound" in caplog.text and slot.known == known
@@ -198,7 +198,7 @@ def test_a_view_beyond_its_tensor_is_left_to_python(declare, n, m):
     program = encoded(steps, traced.program.constants, traced.program.texts, 0)
     slot = programs_of(op)
     loaded = LoadedProgram(program, [], traced.world)
-    assert slot.append(slot.class_of(launch, None, None, x.device, [x, y, 1, 0]), loaded)
+    assert slot.append(slot.calls_like(launch, None, None, x.device, [x, y, 1, 0]), loaded)
     base.zero_()
     assert torch.equal(served(op, x, y, 3, 1), torch.empty(0))
     assert base.sum() == base[21:24].sum() == 3

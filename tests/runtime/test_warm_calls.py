@@ -48,13 +48,13 @@ def count(frame, event, _):
     code = frame.f_code
     if event == "call" and code.co_filename == recalled.__file__:
         entered["launch function"] += code.co_varnames[:1] == ("k",)
-    elif event == "call" and code.co_name in ("state_of", "launch_function"):
+    elif event == "call" and code.co_name in ("calls_like", "launch_function"):
         entered[code.co_name] += 1
 sys.setprofile(count)
 answer = recalled.op(torch.ones(1), 3).item()
 sys.setprofile(None)
 jitkern.config.background.settle()
-print(answer, entered["state_of"], entered["launch_function"], entered["launch function"])
+print(answer, entered["calls_like"], entered["launch_function"], entered["launch function"])
 """
 LOOKUP = ("launch.runner", "cache.store", "source.closure", "jit.get_or_compile", "source.key")
 

@@ -256,7 +256,7 @@ def compared(op, traced, author, text, module, args):
     slot = programs_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
     variant = LoadedProgram(traced.program, kernels, traced.world)
-    slot.append(slot.class_of(module["launch"], None, None, torch.device("cpu"), args), variant)
+    slot.append(slot.calls_like(module["launch"], None, None, torch.device("cpu"), args), variant)
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),
