@@ -66,7 +66,7 @@ KERNEL = HEAD + SYMBOLS + 'extern "C" void labs(int* out, int n) { *out = found(
 def everywhere(monkeypatch):
     """Let the process find the symbols of each library that it loads, as with RTLD_GLOBAL."""
     plain = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: plain(name, ctypes.RTLD_GLOBAL))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, *_: plain(name, ctypes.RTLD_GLOBAL))
     flags = sys.getdlopenflags()
     sys.setdlopenflags(flags | ctypes.RTLD_GLOBAL)
     yield
