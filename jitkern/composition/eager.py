@@ -225,7 +225,7 @@ def _limits_of(
                 yield None, 0, 0, False, False
             elif arg.op != CONST:
                 least = 0 if one.op == "pow" else integers.min
-                few = one.op == "pow" and _checked(one, values, 1.5, device)  # x ** 0 and x ** 1
+                few = one.op == "pow" and _checked(one, values, 1.5, device)  # only x ** 0, x ** 1
                 yield _way(arg), least, 1 if few else integers.max, False, not divides
             elif not integers.min <= value <= integers.max:
                 yield None, 0, 0, False, False  # some versions wrap it, some hold it within

@@ -18,8 +18,8 @@ MAX_THREADS = 1024  # in a block, on every GPU
 class Compiled(NamedTuple):
     """A variant as launches need it: the loaded function, and which arguments it takes.
 
-    reference: of its key. kept: positions of the arguments that the
-    compiled kernel takes (None: all).
+    reference: that of the variant's key. kept: positions of the arguments that the compiled kernel
+    takes (None: all).
     """
 
     variant: Variant

@@ -130,5 +130,5 @@ def _traced(
     function = op.launch_function(source, target.device)
     keywords = frozenset(kwargs)
     traced = trace.trace(op.signature, function, descriptions, keywords, device, kernels)
-    of_class = op.signature, function, source, target, device, class_of(descriptions)
-    return TracedCall(traced, CallClass(*of_class))
+    calls = CallClass(op.signature, function, source, target, device, class_of(descriptions))
+    return TracedCall(traced, calls)

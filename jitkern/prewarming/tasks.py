@@ -50,7 +50,7 @@ class Group(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One line of the report; status is built, hit, failed, skipped, or unsampled of an op."""
+    """A line of the report. `status`: built, hit, failed, skipped, or unsampled (see `prewarm`)."""
 
     op: str
     variant: str

@@ -254,7 +254,7 @@ def test_the_derivative_of_an_angle_at_the_origin_is_zero():
 
 
 def test_a_zeroth_power_has_no_derivative_of_any_order():
-    """Where the derivative of what it is divided by is infinite, too."""
+    """A division by zero makes the derivative that reaches the power infinite."""
 
     def function(x, y, n: int):
         return torch.pow(x, n) / y + x * x * x
