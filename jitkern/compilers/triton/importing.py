@@ -44,6 +44,9 @@ _STARTING = (  # audit events
     "socket.connect", "subprocess.Popen",
 )  # fmt: skip
 _SMI = "nvidia-smi"
+_STDLIB = tuple(
+    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")
+)
 _UNTOLD = (  # properties of a device in Torch that no absent GPU tells
     "clock_rate", "gcnArchName", "is_integrated", "is_multi_gpu_board", "max_threads_per_block",
     "memory_bus_width", "memory_clock_rate", "pci_bus_id", "pci_device_id", "pci_domain_id", "uuid",
@@ -80,8 +83,6 @@ class Import:
         self._has_torch = has_torch
         self.facts: dict[str, Any] = {}
         self._is_importing = False
-        stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
-        self._stdlib = tuple(f"{os.path.realpath(path)}{os.sep}" for path in stdlib)
         folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
         folders |= {site.getusersitepackages(), *site.getsitepackages()}
         folders |= {path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))}
@@ -192,7 +193,7 @@ class Import:
         if file in self.covered:
             return
         inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
-        known = (*self._stdlib, *self._system, self._jitkern)
+        known = (*_STDLIB, *self._system, self._jitkern)
         if file.startswith(known) if inside is None else self._counts_by_version(inside):
             return
         if not self._is_of_tools(sys._getframe(3), at_import=True):
@@ -203,7 +204,7 @@ class Import:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
-        known = (*self._installed, *self._stdlib, *self._system, self._jitkern)
+        known = (*self._installed, *_STDLIB, *self._system, self._jitkern)
         above = f"{os.path.realpath(place).rstrip(os.sep)}{os.sep}"
         there = (*self.covered, *self._installed)  # and so are the folders above
         if os.path.islink(place):  # noqa: PTH114  to a covered file, or above this one
@@ -256,7 +257,7 @@ class Import:
         return True
 
     def _is_python(self, file: str) -> bool:
-        return file.startswith(self._stdlib) and not file.startswith(self._installed)
+        return file.startswith(_STDLIB) and not file.startswith(self._installed)
 
     # -------------------------------------------------------------- variables
 
