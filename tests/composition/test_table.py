@@ -289,3 +289,28 @@ def variant_for(function, *args):
     kernels = Kernels(lambda call: found.append(variant_of(function.op.name, source, call)[0]))
     function.op.launch_function(source, "cuda")(kernels, *args)
     return found[0]
+
+
+OF_CLASSES = [
+    ((torch.float32, 1), (torch.bfloat16, 1)), ((torch.bfloat16, 1), (torch.float64, 0)),
+    ((torch.float16, 0), (torch.bfloat16, 0)), ((torch.float64, 1), (torch.int32, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("classes", OF_CLASSES, ids=str)
+def test_gradients_have_the_dtypes_of_those_of_torch(classes):
+    """As the function of the gradients computes them: autograd would convert others."""
+    rows = [row for row in ROWS if row.gradient and row.name != "addcdiv"]  # refused for integers
+    function = of_rows("differentiated", rows)
+    x, y = (torch.full((3,) * dims, 0.5).to(dtype) for dtype, dims in classes)
+    leaves = [t.requires_grad_() for t in (x, y) if t.is_floating_point()]
+    eager = [expected(row, x, y) for row in rows]
+    wanted = torch.autograd.grad(sum(o.sum() for o in eager if o.requires_grad), leaves)
+    assert [o.requires_grad for o in function(x, y)] == [o.requires_grad for o in eager]
+    gradient = function.grad(wrt=["x", "y"][: len(leaves)])
+    known = {f"d_{name}": torch.ones_like(o) for name, o in zip(function.result_names, eager)}
+    known |= {"x": x.detach(), "y": y.detach()}
+    found = gradient(*(known[parameter.name] for parameter in gradient.parameters))
+    found = found if isinstance(found, tuple) else (found,)
+    assert [g.dtype for g in found] == [g.dtype for g in wanted]
