@@ -75,13 +75,13 @@ def measured(options: Any, density: float) -> list[dict[str, Any]]:
     check(contenders["jitkern"](q, k, v), q, k, v, blocks)
     masks = {
         name: statistics.median(each)
-        for name, each in timing.taken(makers, SECONDS, options.rounds or 20).items()
+        for name, each in timing.interleaved(makers, SECONDS, options.rounds or 20).items()
     }
     rows = []
     for direction in ("forward", "both"):
         calls = {n: call_of(f, (q, k, v), direction) for n, f in contenders.items()}
         samplers = {name: sampler(call, device) for name, call in calls.items()}
-        found = timing.taken(samplers, SECONDS, options.rounds or timing.MOST)
+        found = timing.interleaved(samplers, SECONDS, options.rounds or timing.MOST)
         us = {n: statistics.median(s) * 1e6 for n, s in found.items()}
         us |= {name: seconds * 1e6 for name, seconds in masks.items()}
         part = us["jitkern"] / (us["dense"] * (wanted / count + 0.1))

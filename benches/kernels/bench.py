@@ -213,7 +213,7 @@ class Run:
                     sampler = pass_.kernels(contender, pool) if pool else pass_.wall(contender)
                     sampler()  # what fails does so here
                     samplers[contender.name] = sampler
-            samples = timing.taken(samplers, self.seconds, self.most)
+            samples = timing.interleaved(samplers, self.seconds, self.most)
             for name, found in samples.items():
                 setattr(rows[name], way, statistics.median(found) * 1e6)
                 rows[name].samples = max(rows[name].samples, len(found))

@@ -63,7 +63,7 @@ def sweep() -> None:
     for path in (directory / name for name in os.listdir(directory) if re.fullmatch(_NAME, name)):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > STALE:
-                _release(path, _taken(path))
+                _release(path, _acquired(path))
 
 
 def locked(path: Path, flags: int, *, wait: bool) -> int:
@@ -85,7 +85,7 @@ def locked(path: Path, flags: int, *, wait: bool) -> int:
         raise
 
 
-def _taken(path: Path) -> FileIO:
+def _acquired(path: Path) -> FileIO:
     """Take the lock of a file, which is made if missing. Raises OSError, as `locked` does."""
     file = FileIO(locked(path, os.O_RDWR | os.O_CREAT, wait=False))
     _held.add(file)
@@ -97,7 +97,7 @@ def _waited_for(path: Path, doing: str, what: str, timeout: float) -> FileIO | N
     begin, told = time.monotonic(), 0.0
     while True:
         try:
-            return _taken(path)
+            return _acquired(path)
         except BlockingIOError:
             waited = time.monotonic() - begin
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here

@@ -87,7 +87,7 @@ def check(
     op: str,
 ) -> None:
     """Raise UncoveredError for a file that a tool opened and that the key does not cover."""
-    for path in beyond(source, closure, opened, toolchain):
+    for path in uncovered(source, closure, opened, toolchain):
         raise UncoveredError(
             f"{op}: the compiler opened {path}, which the cache key does not cover. "
             f"{_remedy(path)}",
@@ -105,7 +105,7 @@ def _remedy(path: Path) -> str:
     )
 
 
-def beyond(
+def uncovered(
     source: Source,
     closure: Closure,
     opened: Iterable[str | Path],

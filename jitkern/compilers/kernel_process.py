@@ -19,7 +19,7 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
-ANSWER = "answer.json"  # that the child process writes
+RESULT = "result.json"  # that the child process writes
 _START = (  # `-I` keeps PYTHONPATH out, and the current directory
     "import os, runpy, sys; sys.path[:] = os.environ.pop('PYTHONPATH').split(os.pathsep); "
     "runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -41,7 +41,7 @@ def installed(package: str, part: str, name: str, remedy: str) -> tuple[str, str
     return version, compiler.version, digest, Path(str(file.locate()))
 
 
-def answer_of(
+def run_worker(
     variant: Variant, target: Target, closure: Closure, staging: Path,
     module: str, more: Mapping[str, Any], environment: Mapping[str, str],
     unknown_arch: tuple[str, str],
@@ -69,15 +69,15 @@ def answer_of(
     text = json.dumps(request)
     status, output = child_process.run(command, text=text, cwd=staging, env=variables)
     write_log(staging, command, f"{text}\n{output}", unseen=True)
-    answer: dict[str, Any] = {"error": f"error: the compiler's process ended with status {status}"}
+    result: dict[str, Any] = {"error": f"error: the compiler's process ended with status {status}"}
     with contextlib.suppress(FileNotFoundError):
-        answer = json.loads((staging / ANSWER).read_text())
-        (staging / ANSWER).unlink()
-    if "error" in answer:
+        result = json.loads((staging / RESULT).read_text())
+        (staging / RESULT).unlink()
+    if "error" in result:
         sign, compiler = unknown_arch
-        if sign in answer["error"]:
+        if sign in result["error"]:
             raise TargetError(
                 f"{variant.op} cannot be built for {target}: {compiler} does not know {target.arch}"
             )
-        raise compile_error(variant, target, command, f"{answer['error']}\n\n{output}")
-    return answer
+        raise compile_error(variant, target, command, f"{result['error']}\n\n{output}")
+    return result

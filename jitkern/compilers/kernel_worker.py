@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.compilers.kernel_modules import KernelModules
-from jitkern.compilers.kernel_process import ANSWER
+from jitkern.compilers.kernel_process import RESULT
 from jitkern.source.kinds import SOURCES, ImportedSource
 
 
@@ -23,7 +23,7 @@ def main(
     compiled: Callable[[dict[str, Any], KernelModules, Path], dict[str, Any]],
     programs: Sequence[str] = (),
 ) -> None:
-    """Read a request, and write the answer: what `compiled` returns, or an error.
+    """Read a request, and write the result: what `compiled` returns, or an error.
 
     compiled: takes the request, the modules of the kernel and the folder for artifacts. programs:
     what the compiler starts.
@@ -34,11 +34,11 @@ def main(
     assert isinstance(source, ImportedSource)
     modules = KernelModules(source, request["files"], str(staging), programs)
     try:
-        answer = compiled(request, modules, staging)
+        result = compiled(request, modules, staging)
     except BaseException as e:  # noqa: BLE001  whatever a kernel's file raises
-        answer = {"error": modules.real(_explain(e, str(source.paths[0])))}
+        result = {"error": modules.real(_explain(e, str(source.paths[0])))}
         traceback.print_exc()
-    (staging / ANSWER).write_text(json.dumps(answer))
+    (staging / RESULT).write_text(json.dumps(result))
 
 
 def passed(

@@ -244,7 +244,7 @@ def missing_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]
 
 def no_function(variant: Variant, functions: Iterable[cpp_text.CppFunction]) -> str:
     """A hint that the source has no function of this name, listing its functions."""
-    listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none outside of macros"
+    listed = ", ".join(dict.fromkeys(f.display_name for f in functions)) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 

@@ -96,7 +96,7 @@ class Definition:
     def formulas(self) -> list[str]:
         """Return the formula of each output, for people."""
         names = [parameter.name for parameter in self.parameters]
-        return [expression.spelled(output, names) for output in self.outputs]
+        return [expression.as_python(output, names) for output in self.outputs]
 
     @functools.cached_property
     def differentiable(self) -> list[bool]:

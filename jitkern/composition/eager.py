@@ -18,9 +18,9 @@ from jitkern.composition.expression import (
     INPUT,
     TO,
     Node,
+    as_python,
     eager_operands,
     ordered,
-    spelled,
 )
 from jitkern.composition.formula import Formula
 from jitkern.composition.symbol import FOLDED
@@ -189,11 +189,11 @@ def _refusal(function: Definition, one: Node, values: dict[Node, Any], e: Except
     names = [parameter.name for parameter in function.parameters]
     texts = []
     for arg in eager_operands(one):
-        kind = type(values[arg]).__name__
+        text, kind = as_python(arg, names), type(values[arg]).__name__
         if isinstance(values[arg], torch.Tensor):
             kind = str(values[arg].dtype).removeprefix("torch.")
             kind += "" if values[arg].dim() else " without dimensions"
-        texts.append(spelled(arg, names) if arg.op == CONST else f"{spelled(arg, names)}: {kind}")
+        texts.append(text if arg.op == CONST else f"{text}: {kind}")
     what = one.value[0] if one.op == CALL else one.op
     place = f"{shown(function.place[0])}:{function.place[1]}: {function.name}"
     return f"{place}: PyTorch refuses {what}({', '.join(texts)}): {e}"

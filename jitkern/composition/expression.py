@@ -27,7 +27,7 @@ class Node:
         self.op, self.args, self.value = op, args, value
 
     def __repr__(self) -> str:
-        return spelled(self)
+        return as_python(self)
 
 
 _known: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
@@ -114,7 +114,7 @@ _SIGNS = {
 _LONGEST = 400
 
 
-def spelled(one: Node, names: Sequence[str] = ()) -> str:
+def as_python(one: Node, names: Sequence[str] = ()) -> str:
     """Return the expression as Python writes it, for people; cut short where it is long."""
     texts: dict[Node, str] = {}
     for part in ordered([one]):

@@ -95,7 +95,7 @@ def formula_of(
     template += [f"typename Out{i}" for i in range(len(results))]
     body = "".join(f"  {line}\n" for line in writer.lines)
     spelled = [
-        f"// {result} = {expression.spelled(one, inputs)}\n"
+        f"// {result} = {expression.as_python(one, inputs)}\n"
         for one, result in zip(outputs, results)
     ]
     text = (

@@ -175,7 +175,7 @@ class Element:
         return self
 
     def __repr__(self) -> str:
-        return expression.spelled(self.node, getattr(_running, "names", ()))
+        return expression.as_python(self.node, getattr(_running, "names", ()))
 
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:

@@ -55,9 +55,9 @@ def checks_of(
         try:  # it returns a remark, or raises for what is wrong
             return row._replace(ok=True, note=check(op, *rest))
         except (CompilerNotFound, TargetError, _Untried) as e:
-            return row._replace(note=_told(e))
+            return row._replace(note=_message(e))
         except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
-            return row._replace(ok=False, note=_told_with_line(op, e))
+            return row._replace(ok=False, note=_message_with_line(op, e))
 
     def call_of(device: str, kind: str) -> Callable[[str], object]:
         return lambda what: begin(OpCheck(op.name, device, kind, "reference", None, what))
@@ -105,7 +105,7 @@ def _samples(op: Op, device: str) -> tuple[list[tuple[Any, ...]], str]:
     try:
         samples = op.sample_inputs(device)
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
-        return [], error_site(e, op.declaration.samples) + _told(e)
+        return [], error_site(e, op.declaration.samples) + _message(e)
     problems = filter(None, (op.problem_of(n, sample) for n, sample in enumerate(samples, 1)))
     none = "they yield no calls" if op.declaration.samples else "none: add `@op.samples`"
     return samples, next(problems, "" if samples else none)
@@ -115,18 +115,18 @@ class _Untried(Exception):
     """A check that does not fit the op."""
 
 
-def _told(e: BaseException) -> str:
+def _message(e: BaseException) -> str:
     plain = isinstance(e, (JitkernError, AssertionError, _Untried))
     return str(e).strip() if plain else f"{type(e).__name__}: {e}".strip()
 
 
-def _told_with_line(op: Op, e: BaseException) -> str:
+def _message_with_line(op: Op, e: BaseException) -> str:
     """Return what a check raised, behind the line of the op's own file if that has raised it."""
     file = op.place.partition(":")[0]
     frames = traceback.walk_tb(e.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == file]
     if not lines or isinstance(e, JitkernError):
-        return _told(e)
+        return _message(e)
     return f"{file}:{lines[-1]}: {type(e).__name__}: {e}".rstrip(": ")
 
 
@@ -160,7 +160,7 @@ def _reference(
     if not op.declaration.reference:
         raise _Untried("no reference to compare with: add `@op.reference`")
     expected = [_expected_of(op, number, sample) for number, sample in enumerate(samples, 1)]
-    layouts = [case for sample in _largest_of_each(samples) for case in _laid_out(op, sample)]
+    layouts = [case for sample in _largest_by_class(samples) for case in _laid_out(op, sample)]
     refused: dict[str, None] = {}
     largest = 0.0
     measured = bool(op.declaration.tunings)  # without guards, so these come after the first call
@@ -181,7 +181,7 @@ def _reference(
                     worst = compared(op, sample, wanted)
                 except (RuntimeError, ValueError, TypeError) as e:
                     if type(e) not in _REFUSALS or "CUDA error" in str(e):
-                        raise AssertionError(f"{what}: {_told(e)}") from e
+                        raise AssertionError(f"{what}: {_message(e)}") from e
                     refused[what.partition(",")[0]] = None
                 else:
                     largest = max(largest, _within(worst, what, sample))
@@ -199,7 +199,7 @@ def _expected_of(op: Op, number: int, sample: Sequence[Any]) -> Expected:
         raise
     except Exception as e:
         where = f"\nfrom the reference, on sample {number}, {_shapes(sample)}"
-        raise AssertionError(_told_with_line(op, e) + where) from e
+        raise AssertionError(_message_with_line(op, e) + where) from e
 
 
 def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expected) -> None:
@@ -226,11 +226,11 @@ def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expe
 def _within(worst: Worst, what: str, sample: Sequence[Any]) -> float:
     """Return an error. Raises AssertionError if it is more than is allowed."""
     if worst.error > worst.allowed:
-        raise AssertionError(f"{what}, {_shapes(sample)}: {worst.told}")
+        raise AssertionError(f"{what}, {_shapes(sample)}: {worst.description}")
     return worst.error
 
 
-def _largest_of_each(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+def _largest_by_class(samples: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Yield the largest sample of each combination of dtypes and ranks that is not too large."""
     sizes = [sum(tensor.numel() for tensor in tensors_in(sample)) for sample in samples]
     sized = [(size, n) for n, size in enumerate(sizes) if size <= _LONGEST]
@@ -291,12 +291,12 @@ class Expected(NamedTuple):
 class Worst(NamedTuple):
     """The number that is farthest from the reference in float64, in roundings of its dtype.
 
-    told: its index, what was got and expected, the limit, and how many numbers are beyond it.
+    description: its index, what was got and expected, the limit, how many numbers are beyond it.
     """
 
     error: float
     allowed: float
-    told: str
+    description: str
 
 
 def _expected(op: Op, sample: Sequence[Any]) -> Expected:
@@ -443,7 +443,7 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
             test = _FAILED.match(str(e))
             where = f"{test[1]}, " if test else ""
             where += f"sample {number}, {_shapes(sample)}"
-            text = f"{_told_with_line(op, e.__cause__ or e)}\nin {where}"
+            text = f"{_message_with_line(op, e.__cause__ or e)}\nin {where}"
             text = _MUTATED.sub(r"\g<0>: write `Tensor(a!) \1` in the schema, or copy it", text)
             raise AssertionError(_problem_of_fake(op, args, kwargs) + text) from e
         count += 1
@@ -496,7 +496,7 @@ def _gradient(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
             own = _gradients(op, op.run_reference, sample)
             want = _gradients(op, op.run_reference, sample, torch.float64)
         except Exception as e:
-            raise _Untried(f"autograd cannot follow the reference: {_told(e)}") from e
+            raise _Untried(f"autograd cannot follow the reference: {_message(e)}") from e
         if not own:
             continue
         precise = [_wanted(a, b) for a, b in zip(own.values(), want.values())]

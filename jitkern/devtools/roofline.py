@@ -166,9 +166,9 @@ def _samples(calls: list[timing.Call], device: torch.device) -> list[float]:
     """Return samples of the seconds of a call: of its kernels on a GPU, of all of it on the CPU."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return timing.taken({"": timing.captured(calls, device)}, SECONDS)[""]
+            return timing.interleaved({"": timing.captured(calls, device)}, SECONDS)[""]
     sampler = timing.issued(timing.repeated(calls, device), device)
-    return timing.taken({"": sampler}, SECONDS)[""]
+    return timing.interleaved({"": sampler}, SECONDS)[""]
 
 
 @functools.cache

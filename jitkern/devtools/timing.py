@@ -150,7 +150,7 @@ def repeated(calls: Sequence[Call], device: torch.device) -> Callable[[], Sequen
     return prepare
 
 
-def taken(
+def interleaved(
     samplers: Mapping[str, Sampler], seconds: float, most: int = MOST
 ) -> dict[str, list[float]]:
     """Return the samples of each, taken in turns.

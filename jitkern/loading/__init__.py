@@ -40,7 +40,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_modes() -> Iterator[None]:
+def preserved_float_environment() -> Iterator[None]:
     """A block after which floating-point numbers are computed as before it, in this thread.
 
     A constructor of a library may change that: crtfastmath.o, which -ffast-math has linked into

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jitkern._fork import after_fork
-from jitkern.loading import LOADED, kept_modes
+from jitkern.loading import LOADED, preserved_float_environment
 
 opening = threading.RLock()
 after_fork(opening)
@@ -46,7 +46,7 @@ def open_library(
     Raises Registered, Refused, and the module's own exceptions.
     """
     identity = identity or path
-    with opening, kept_modes():
+    with opening, preserved_float_environment():
         if identity not in LOADED:
             _refuse_second_registration(name, namespaces, ops)
             if output == "module":

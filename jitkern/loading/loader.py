@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitkern import loading, source as source_room
 from jitkern.errors import DeclarationError, LaunchError, LoadError
-from jitkern.loading import LOADED, kept_modes
+from jitkern.loading import LOADED, preserved_float_environment
 from jitkern.source.dtypes import DTYPES, STREAM
 from jitkern.source.kinds import CUDA, DRIVER, FUNCTION, TEXT, Extension, Generated, Source
 
@@ -91,7 +91,7 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
         meta = dict(entry.manifest.meta)
         if source.runs == CUDA:
             return code_of(source, entry.read(meta["artifact"]), "", meta, entry.reference)
-        with entry.loadable() as place, kept_modes():
+        with entry.loadable() as place, preserved_float_environment():
             return code_of(source, b"", place, meta, entry.reference)
     except (LoadError, DeclarationError):
         raise
@@ -181,7 +181,7 @@ def _extension(source: Extension, entry: Entry, op: str) -> Callable[..., Any]:
 
     meta = entry.manifest.meta
     path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
-    with kept_modes():
+    with preserved_float_environment():
         for library in _shared_libraries(source):
             _load_shared(library, op)
     try:

@@ -130,7 +130,7 @@ class ExecutorBuilder:
         code = code_version.digest()
         parts = [Job([*map(_item, some)], settings, self.keep_going, code) for some in dealt]
         for number, outcome in self._outcomes(parts, stopped):
-            results = self._taken(dealt[number], outcome)
+            results = self._adopted(dealt[number], outcome)
             where = f" on {outcome.host} in {outcome.seconds:.1f} s" if outcome.host else ""
             statuses = Counter(result.status for result in results)
             counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
@@ -180,7 +180,7 @@ class ExecutorBuilder:
             refused.set_exception(e)
             return refused
 
-    def _taken(self, kernels: Sequence[Kernel], outcome: JobResult) -> list[Result]:
+    def _adopted(self, kernels: Sequence[Kernel], outcome: JobResult) -> list[Result]:
         """Bring the entries of a part into the cache; returns the results for its kernels."""
         reason = outcome.problem
         if not reason and len(outcome.results) != len(kernels):

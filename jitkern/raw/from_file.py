@@ -202,7 +202,7 @@ def _function_in(source: Source, name: str, what: str) -> tuple[str, Sequence[st
         matches = cpp_text.named(functions, name)
     plain = cpp_text.plain_name(name)
     names = list(dict.fromkeys(f.name for f in matches))
-    listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
+    listed = ", ".join(dict.fromkeys(f.display_name for f in functions)) or "none"
     if len(names) > 1 and plain not in names:
         raise DeclarationError(f"{path} has several {what}s `{name}`: {', '.join(names)}")
     if not matches and (

@@ -119,7 +119,7 @@ class Remote:
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)
         self.cooldown = Cooldown(self.url)
-        self.taken = 0  # bytes
+        self.bytes_read = 0  # bytes
         self._given = url
         self._timeout = settings.remote_timeout
         self._store: Readable | None = None
@@ -206,7 +206,7 @@ class Remote:
         name, store = layout.index_of(machine), self.store
         index, tag = (old.listing, old.tag) if old else (Index(), None)
         try:
-            found = deadline.ask(
+            found = deadline.run(
                 lambda: store.get(name, limit=layout.LARGEST_INDEX, unless=tag), self._timeout
             )
             index, tag = (Index.decode(found.data), found.tag) if found else (Index(), None)
@@ -253,7 +253,7 @@ class Remote:
             if miss.is_cached():
                 return ""
             while True:
-                answer = deadline.ask(
+                answer = deadline.run(
                     lambda: service.post(layout.BUILD, body, limit=layout.LARGEST_BUNDLE)
                 )
                 if answer.status != 202:
@@ -275,16 +275,16 @@ class Remote:
 
     def _get(self, name: str, limit: int, deadline: Deadline) -> Object | None:
         """Return an object, which may take all that is left of the budget."""
-        left = MOST_TAKEN - sum(remote.taken for remote in [*_remotes.values()])
+        left = MOST_TAKEN - sum(remote.bytes_read for remote in [*_remotes.values()])
         if left <= 0:
             raise Unavailable(f"this process has taken {human_bytes(MOST_TAKEN)} from remotes")
         limit = min(limit, left)
         try:
-            found = deadline.ask(lambda: self.store.get(name, limit=limit))
+            found = deadline.run(lambda: self.store.get(name, limit=limit))
         except TooLarge as e:
             self._refuse(name, str(e))
             raise
-        self.taken += len(found.data) if found else 0
+        self.bytes_read += len(found.data) if found else 0
         return found
 
     def adopt(self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...]) -> bool:

@@ -55,11 +55,11 @@ def run_with_timeout(seconds: float | None, work: Callable[[], _T]) -> _T:
     return answer.result()
 
 
-def retry(ask: Callable[..., _T], *args: Any, **options: Any) -> _T:
-    """Call `ask` for a command, and retry after failures. Raises Unavailable."""
+def retry(work: Callable[..., _T], *args: Any, **options: Any) -> _T:
+    """Call `work` for a command, and retry after failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:
-            return run_with_timeout(None, functools.partial(ask, *args, **options))
+            return run_with_timeout(None, functools.partial(work, *args, **options))
         except (AccessDenied, TooLarge, Forked):
             raise
         except Unavailable:
@@ -114,7 +114,7 @@ class Deadline:
         """Raise the budget to `budget` seconds."""
         self.budget = max(self.budget, budget)
 
-    def ask(self, request: Callable[[], _T], timeout: float = math.inf) -> _T:
+    def run(self, request: Callable[[], _T], timeout: float = math.inf) -> _T:
         """Return what `request` returns, waiting at most `timeout` seconds for each try.
 
         A busy remote is asked again while the budget lasts. A failure is tried again once, unless

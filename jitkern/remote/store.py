@@ -63,8 +63,8 @@ class Object(NamedTuple):
     tag: Tag
 
 
-class Answer(NamedTuple):
-    """The answer of a service to a `post`. retry_after: seconds, 0 if it named none."""
+class Response(NamedTuple):
+    """The response of a service to a `post`. retry_after: seconds, 0 if it named none."""
 
     status: int
     data: bytes
@@ -108,7 +108,7 @@ class Service(Readable, Protocol):
 
     builds: bool
 
-    def post(self, name: str, data: bytes, *, limit: int) -> Answer:
+    def post(self, name: str, data: bytes, *, limit: int) -> Response:
         """Post JSON and return the answer, of at most `limit` bytes.
 
         Raises Unavailable as `get` does: Throttled for 429 and 503, AccessDenied for 401 and 403.

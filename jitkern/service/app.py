@@ -127,19 +127,19 @@ class Application:
         """Answer with the outcome of a build, once it is done."""
         body = await _body(request)
         try:
-            asked = await run_in_threadpool(parsed, body)
+            wanted = await run_in_threadpool(parsed, body)
         except ValueError as e:
             return refuse(422 if isinstance(e, TargetError) else 400, f"{e!s:.1000}")
-        if asked.op not in self._server.ops:
-            return refuse(404, f"no package here declares {asked.op}", serves=[*self._server.ops])
+        if wanted.op not in self._server.ops:
+            return refuse(404, f"no package here declares {wanted.op}", serves=[*self._server.ops])
         for _ in range(2):  # again if the files of an earlier build are gone
-            build = self._server.builds.submit(asked)
+            build = self._server.builds.submit(wanted)
             if build is None:
                 waiting = self._server.builds.count(running=False)
                 return refuse(429, f"{waiting} builds are queued already", _LATER)
-            if answer := await self._answer(request, asked.id, build, asked.want):
+            if answer := await self._answer(request, wanted.id, build, wanted.want):
                 return answer
-            self._server.builds.forget(asked.id)
+            self._server.builds.forget(wanted.id)
         return refuse(503, "the build is not kept here")
 
     async def outcome(self, request: Request) -> Response:

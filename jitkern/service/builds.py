@@ -31,7 +31,7 @@ from jitkern.prewarming.op_calls import OpCalls
 from jitkern.prewarming.tasks import entries_of
 from jitkern.prewarming.workers import PATIENCE, Died, Worker
 from jitkern.remote.bundles import digest_of
-from jitkern.service.request import Asked
+from jitkern.service.request import BuildRequest
 
 MOST_WAITING = 64
 KEPT = 60.0  # seconds for which an outcome answers those who ask later
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 class Submission(NamedTuple):
     """A build that runs or waits, or has ended. since: when that began, by the monotonic clock."""
 
-    asked: Asked
+    request: BuildRequest
     future: Future[Outcome]
     since: float
 
@@ -76,7 +76,7 @@ class Builds:
 
     def __init__(
         self,
-        perform: Callable[[Asked, int], Outcome],
+        perform: Callable[[BuildRequest, int], Outcome],
         jobs: int,
         note: Callable[[Outcome, float], object],
     ) -> None:
@@ -114,27 +114,27 @@ class Builds:
                 first = next(iter(self._ended.values()))
                 if len(self._ended) <= MOST_KEPT and time.monotonic() - first.since < KEPT:
                     break
-                del self._ended[first.asked.id]
+                del self._ended[first.request.id]
             found = self._pending.get(id_) or self._ended.get(id_)
             return found and found.future
 
-    def submit(self, asked: Asked) -> Future[Outcome] | None:
+    def submit(self, request: BuildRequest) -> Future[Outcome] | None:
         """Return the build of a request: a running or recent one, if any.
 
         None if too many builds wait. While the service is shutting down, a new one is cancelled.
         """
         with self._lock:
-            if found := self.find(asked.id):
+            if found := self.find(request.id):
                 return found
             if self.count(running=False) >= MOST_WAITING:
                 return None
             future: Future[Outcome] = Future()
             try:
-                future = self._threads.submit(self._perform, asked)
+                future = self._threads.submit(self._perform, request)
             except RuntimeError:  # the threads are shut down
                 future.cancel()
             else:
-                self._pending[asked.id] = Submission(asked, future, time.monotonic())
+                self._pending[request.id] = Submission(request, future, time.monotonic())
             return future
 
     def forget(self, id_: str) -> None:
@@ -160,26 +160,26 @@ class Builds:
             worker.stop(at_once=False)
             worker.ended()
 
-    def _perform(self, asked: Asked) -> Outcome:
+    def _perform(self, request: BuildRequest) -> Outcome:
         started, worker = time.monotonic(), self._idle.get()
-        outcome = self._outcome(worker, asked, self._jobs // max(1, self.count(running=True)))
+        outcome = self._outcome(worker, request, self._jobs // max(1, self.count(running=True)))
         self._idle.put(worker)
         with self._lock:
             self._note(outcome, time.monotonic() - started)
-            build = self._pending.pop(asked.id)._replace(since=time.monotonic())
+            build = self._pending.pop(request.id)._replace(since=time.monotonic())
             if outcome.status < 500:  # else a later attempt may have another
-                self._ended[asked.id] = build
-            self._failed.pop(asked.id, None)
+                self._ended[request.id] = build
+            self._failed.pop(request.id, None)
             if outcome.failed or outcome.status != 200:
-                self._failed[asked.id] = build
+                self._failed[request.id] = build
                 if len(self._failed) > MOST_FAILURES:
                     del self._failed[next(iter(self._failed))]
         return outcome
 
-    def _outcome(self, worker: Worker, asked: Asked, jobs: int) -> Outcome:
+    def _outcome(self, worker: Worker, request: BuildRequest, jobs: int) -> Outcome:
         """Return the outcome of a build; a worker that takes too long for it is ended."""
         try:
-            worker.send(asked, jobs)
+            worker.send(request, jobs)
             return cast("Outcome", worker.result(self.longest))
         except TimeoutError:
             worker.stop(at_once=True)
@@ -207,10 +207,10 @@ class CallBuilder:
     folder: Path
     key: Path | None
 
-    def __call__(self, asked: Asked, jobs: int) -> Outcome:
+    def __call__(self, request: BuildRequest, jobs: int) -> Outcome:
         """Build a request with `jobs` compilers at once. Raises JitkernError."""
         try:
-            call = record.parsed(asked.line)
+            call = record.parsed(request.line)
         except ValueError as e:
             return Outcome(422, f"the call is not a line of a recording: {e}", failed=True)
         op = self.ops[call.op]
@@ -221,7 +221,7 @@ class CallBuilder:
         # Servers are no remotes of a service: it might ask itself, and wait.
         remote = tuple(url for url in config.current().remote if not url.startswith("http"))
         with config.using(remote=remote):
-            results = prewarm([wanted], asked.targets, jobs=jobs, keep_going=True)
+            results = prewarm([wanted], request.targets, jobs=jobs, keep_going=True)
         entries = entries_of(results)
         reasons = dict.fromkeys(r.reason for r in results if r.status in ("failed", "skipped"))
         reason = "\n".join(reasons)[:LONGEST_REASON]
@@ -231,7 +231,7 @@ class CallBuilder:
         cache = jit.open_cache()
         if self.key:
             signing.sign_missing(cache, entries, self.key)
-        bundle = f"{asked.id}.tar"
+        bundle = f"{request.id}.tar"
         cache_tools.pack(cache, entries, self.folder / bundle)
         kernels = [entry for entry in entries if _files_of(entry)]
         return Outcome(

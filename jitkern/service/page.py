@@ -36,12 +36,12 @@ def page(server: Server, url: str) -> bytes:
     now, held = time.monotonic(), server.catalog.held()
     requests, builds = server.metrics.served()
     pending = [
-        (b.asked.op, ", ".join(b.asked.targets), "building" if b.future.running() else "waiting",
-         f"for {human_age(now - b.since)}")
+        (b.request.op, ", ".join(b.request.targets),
+         "building" if b.future.running() else "waiting", f"for {human_age(now - b.since)}")
         for b in server.builds.pending()
     ]  # fmt: skip
     failures = [
-        (f"{human_age(now - b.since)} ago", b.asked.op, ", ".join(b.asked.targets),
+        (f"{human_age(now - b.since)} ago", b.request.op, ", ".join(b.request.targets),
          headline(b.future.result().reason)[0])
         for b in server.builds.failed()
     ]  # fmt: skip

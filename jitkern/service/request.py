@@ -30,7 +30,7 @@ _DIGEST = re.compile(r"[0-9a-f]{16}(?:[0-9a-f]{48})?")
 _DIGITS = 20
 
 
-class Asked(NamedTuple):
+class BuildRequest(NamedTuple):
     """A request.
 
     line: the call, as JITKERN_RECORD would have written it. targets: texts of targets, sorted.
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
         return hashlib.sha256("\n".join((self.line, *self.targets)).encode()).hexdigest()
 
 
-def parsed(body: bytes) -> Asked:
+def parsed(body: bytes) -> BuildRequest:
     """Return the request in the body of a POST. Raises ValueError, TargetError."""
     try:
         fields = _loaded(body)
@@ -75,7 +75,7 @@ def parsed(body: bytes) -> Asked:
         raise ValueError(f"it is not a request to build: {e!r:.200}") from e
     line["module"] = ""  # what the client says of it is not used
     text = json.dumps(line, separators=(",", ":"))
-    return Asked(text, line["op"], targets, frozenset(digest[:16] for digest in want))
+    return BuildRequest(text, line["op"], targets, frozenset(digest[:16] for digest in want))
 
 
 def _loaded(text: bytes | str, what: str = "it") -> dict[str, Any]:

@@ -46,7 +46,7 @@ class CppFunction(NamedTuple):
     defined: bool
 
     @property
-    def spelled(self) -> str:
+    def display_name(self) -> str:
         """The function as a message lists it: `a::scale<T, N>`."""
         return self.name + (f"<{', '.join(self.template)}>" if self.template else "")
 

@@ -59,7 +59,7 @@ def unit_of(source: Source, function: str, template: Iterable[tuple[str, Constan
 
 def _names(functions: list[CppFunction]) -> list[str]:
     kernels = [f for f in functions if "__global__" in f.words]
-    return list(dict.fromkeys(f.spelled for f in kernels or functions if f.defined))
+    return list(dict.fromkeys(f.display_name for f in kernels or functions if f.defined))
 
 
 def defining(source: Source, name: str) -> str:

@@ -173,10 +173,10 @@ def test_arguments_rotate_through_more_than_the_caches_hold():
 def test_samplers_take_turns_and_a_first_round_is_thrown_away():
     order = []
     samplers = {name: lambda name=name: order.append(name) or float(len(order)) for name in "ab"}
-    found = timing.taken(samplers, seconds=0, most=3)
+    found = timing.interleaved(samplers, seconds=0, most=3)
     assert order == ["a", "b"] * 4
     assert found == {"a": [3.0, 5.0, 7.0], "b": [4.0, 6.0, 8.0]}
-    assert len(timing.taken(samplers, seconds=0)["a"]) == timing.LEAST
+    assert len(timing.interleaved(samplers, seconds=0)["a"]) == timing.LEAST
 
 
 @pytest.mark.gpu

@@ -91,7 +91,7 @@ def test_functions_are_read_from_text():
     found = {f.name: f for f in cpp_text.functions_in(SCANNED)}
     assert found["a::b::c::k"].template == ("T", "N", "X")
     assert found["a::b::c::k"].parameters == "T* o, const T (&x)[N]"
-    assert [f.spelled for f in cpp_text.kernels_in(SCANNED)] == [
+    assert [f.display_name for f in cpp_text.kernels_in(SCANNED)] == [
         "a::b::c::k<T, N, X>", "in_block", "alone",
     ]  # fmt: skip
     assert found["main"].defined and found["make"].template is None

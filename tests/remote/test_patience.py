@@ -40,7 +40,7 @@ def cooldown():
 
 def asked(cooldown, request):
     """The answer to a request that has all the time that it needs."""
-    return Deadline(cooldown, LONGEST).ask(request, LONGEST)
+    return Deadline(cooldown, LONGEST).run(request, LONGEST)
 
 
 def test_a_request_gives_what_it_returns_or_raises():
@@ -123,7 +123,7 @@ def test_what_says_nothing_of_the_remote_does_not_count(cooldown, monkeypatch):
             asked(cooldown, raising(Throttled("503")))
     never = threading.Event()
     with pytest.raises(Unavailable):  # too short a wait to blame anybody
-        Deadline(cooldown, 0.01).ask(lambda: never.wait(LONGEST), LONGEST)
+        Deadline(cooldown, 0.01).run(lambda: never.wait(LONGEST), LONGEST)
     never.set()
     assert not cooldown.left()
 

@@ -15,7 +15,7 @@ from jitkern import jit
 from jitkern.config import Config
 from jitkern.service import builds, page as room_page, server as room
 from jitkern.service.builds import Outcome
-from jitkern.service.request import Asked
+from jitkern.service.request import BuildRequest
 
 HOSTILE = '<script>document.title="owned"</script>&\'"'
 SAID = (
@@ -53,7 +53,7 @@ def troubled(serve, monkeypatch):
     """A server with a build that runs, one that waits, and one that failed, of hostile names."""
     monkeypatch.setattr(room, "CallBuilder", Failing)
     server = serve(jobs=1)
-    asked = [Asked(op, op, (f"<b>{HERE}",), frozenset()) for op in (f"bad{HOSTILE}", "slow::runs", f"slow{HOSTILE}")]  # fmt: skip
+    asked = [BuildRequest(op, op, (f"<b>{HERE}",), frozenset()) for op in (f"bad{HOSTILE}", "slow::runs", f"slow{HOSTILE}")]  # fmt: skip
     server.builds.submit(asked[0]).result()
     until(server.builds.failed)
     for one in asked[1:]:
@@ -98,14 +98,14 @@ def test_the_last_failures_are_kept_until_a_build_succeeds(serve, monkeypatch):
     monkeypatch.setattr(room, "CallBuilder", Failing)
     monkeypatch.setattr(builds, "MOST_FAILURES", 2)
     server = serve()
-    asked = [Asked(op, op, (HERE,), frozenset()) for op in ("a", "b", "c")]
+    asked = [BuildRequest(op, op, (HERE,), frozenset()) for op in ("a", "b", "c")]
     for one in asked:
         server.builds.submit(one).result()
-    assert [failure.asked.op for failure in server.builds.failed()] == ["c", "b"]
+    assert [failure.request.op for failure in server.builds.failed()] == ["c", "b"]
     (server.catalog.folder / "open").touch()
     server.builds.forget(asked[2].id)
     server.builds.submit(asked[2]).result()
-    assert [failure.asked.op for failure in server.builds.failed()] == ["b"]
+    assert [failure.request.op for failure in server.builds.failed()] == ["b"]
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
     lists = parameter_lists(variant, text, closure) if arguments else None
     order = ordered(variant, lists or [])
     if order:
-        name += f"<{', '.join(_spelled(variant, n, arguments.pop(n)) for n in order)}>"
+        name += f"<{', '.join(_host_literal(variant, n, arguments.pop(n)) for n in order)}>"
     macros = {
         parameter: _macro(variant, parameter, value) for parameter, value in arguments.items()
     }
@@ -97,7 +97,7 @@ def _refusal(variant: Variant, why: str) -> CompileError:
     return CompileError(f"{what} {why}", op=variant.op)
 
 
-def spelled(value: Constant, language: str) -> str:
+def cpp_literal(value: Constant, language: str) -> str:
     """A template argument in C++; "" for a type that the `language` (cuda, host) does not have."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -144,9 +144,9 @@ def _missing_half_header(text: str, output: str) -> str:
     return f'`{unknown[1]}` comes from a header of jitkern, for C++: #include "float16.h"'
 
 
-def _spelled(variant: Variant, name: str, value: Constant) -> str:
+def _host_literal(variant: Variant, name: str, value: Constant) -> str:
     """A template argument in C++."""
-    if text := spelled(value, "host"):
+    if text := cpp_literal(value, "host"):
         return text
     raise CompileError(
         f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
@@ -155,5 +155,5 @@ def _spelled(variant: Variant, name: str, value: Constant) -> str:
 
 def _macro(variant: Variant, name: str, value: Constant) -> str:
     """A template argument as a macro of one word, so that `T(x)` is an expression."""
-    spelled = _spelled(variant, name, value)
+    spelled = _host_literal(variant, name, value)
     return f"jitkern_{value}" if spelled in _NAMED.values() else spelled

@@ -248,7 +248,7 @@ def _argument(op: str, name: str, value: Constant) -> str:
         raise CompileError(
             f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
         )
-    return functions.spelled(value, "cuda")
+    return functions.cpp_literal(value, "cuda")
 
 
 def _refuse_split_variables(variant: Variant, output: str) -> None:

@@ -59,14 +59,14 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     compiler, (version, *_, library) = identity(target), _installed(target)
     folder = staging / FOLDER
     folder.mkdir()
-    answer = kernel_process.answer_of(
+    result = kernel_process.run_worker(
         variant, target, closure, staging, "jitkern.compilers.cute.worker",
         {"library": str(library), "options": variant.source.flags},
         {"CUTE_DSL_ARCH": target.arch, "TMPDIR": str(folder)},
         (UNKNOWN_ARCH, f"{_PACKAGE} {version}"),
     )  # fmt: skip
     shim = (Path(__file__).parent / "driver.c").read_text(encoding="utf-8")
-    (folder / "kernel.c").write_text(shim + answer["call"], encoding="utf-8")
+    (folder / "kernel.c").write_text(shim + result["call"], encoding="utf-8")
     tool = config.current().cc
     command = [*shlex.split(tool), *_LINKING, "-o", "out.so", "kernel.c", OBJECT, "-lgcc"]
     process = run(command, source=variant.source, folder=folder)
@@ -74,4 +74,4 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         write_log(staging, command, process.stdout)
         raise compile_error(variant, target, command, process.stdout)
     artifact = keep_binary(staging, "kernel", binary_at(folder / "out.so", variant, target, [tool]))
-    return Built(compiler, {"artifact": artifact, "parameters": answer["parameters"]})
+    return Built(compiler, {"artifact": artifact, "parameters": result["parameters"]})

@@ -33,11 +33,11 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         raise TargetError(f"{variant.op} for {target}: cuTile needs a Torch with CUDA 13 or newer")
     compiler, (_, number, _, tileiras) = identity(), _installed()
     scratch = staging / "cutile"
-    answer = kernel_process.answer_of(
+    result = kernel_process.run_worker(
         variant, target, closure, staging, "jitkern.compilers.cutile.worker",
         {"tileiras": str(tileiras)},
         {"CUDA_TILE_CACHE_DIR": "off", "CUDA_TILE_TEMP_DIR": str(scratch)},
         (_UNKNOWN_ARCH, f"tileiras {number}"),
     )  # fmt: skip
     shutil.rmtree(scratch, ignore_errors=True)
-    return Built(compiler, answer)
+    return Built(compiler, result)

@@ -1,4 +1,4 @@
-"""The child process that compiles one kernel: reads a request, and writes `answer.json`."""
+"""The child process that compiles one kernel: reads a request, and writes `result.json`."""
 
 from __future__ import annotations
 

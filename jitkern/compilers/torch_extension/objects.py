@@ -141,8 +141,8 @@ class Objects:
         opened = dependencies.in_folder(folder, [str(number)])
         known = commands.toolchain(self.build, opened)
         edited = states(closure.paths).items() - self._states.items()
-        beyond = dependencies.beyond(source, closure, opened, known)
-        return not (edited or any(beyond))
+        uncovered = dependencies.uncovered(source, closure, opened, known)
+        return not (edited or any(uncovered))
 
 
 def _compilers(*, cuda: bool) -> dict[str, str]:

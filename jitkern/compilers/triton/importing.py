@@ -44,9 +44,8 @@ _STARTING = (  # audit events
     "socket.connect", "subprocess.Popen",
 )  # fmt: skip
 _SMI = "nvidia-smi"
-_STDLIB = tuple(
-    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")
-)
+_PATHS = sysconfig.get_paths()
+_STDLIB = tuple(f"{os.path.realpath(_PATHS[name])}{os.sep}" for name in ("stdlib", "platstdlib"))
 _UNTOLD = (  # properties of a device in Torch that no absent GPU tells
     "clock_rate", "gcnArchName", "is_integrated", "is_multi_gpu_board", "max_threads_per_block",
     "memory_bus_width", "memory_clock_rate", "pci_bus_id", "pci_device_id", "pci_domain_id", "uuid",
@@ -83,7 +82,7 @@ class Import:
         self._has_torch = has_torch
         self.facts: dict[str, Any] = {}
         self._is_importing = False
-        folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+        folders = {_PATHS[name] for name in ("purelib", "platlib")}
         folders |= {site.getusersitepackages(), *site.getsitepackages()}
         folders |= {path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))}
         installed = (f"{os.path.realpath(path)}{os.sep}" for path in folders)

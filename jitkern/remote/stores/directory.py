@@ -32,7 +32,7 @@ class DirectoryStore:
 
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
         """Return an object, as Readable says."""
-        with _told(name):
+        with _raising_unavailable(name):
             try:
                 with (self.root / name).open("rb") as file:
                     status = os.fstat(file.fileno())
@@ -48,7 +48,7 @@ class DirectoryStore:
 
     def stat(self, name: str) -> Listed | None:
         """Return size and age of an object, as Store says."""
-        with _told(name):
+        with _raising_unavailable(name):
             try:
                 status = (self.root / name).lstat()
             except (FileNotFoundError, NotADirectoryError):
@@ -63,14 +63,14 @@ class DirectoryStore:
 
     def replace(self, name: str, data: bytes, tag: Tag) -> bool:
         """Replace a version of an object, as Store says."""
-        with _told(name), (self.root / _LOCK).open("ab") as lock:
+        with _raising_unavailable(name), (self.root / _LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.get(name, limit=sys.maxsize)
             return bool(found and found.tag == tag and self._write(name, data, os.replace))
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`, sorted."""
-        with _told(prefix):
+        with _raising_unavailable(prefix):
             for path in sorted((self.root / prefix.rpartition("/")[0]).rglob("*")):
                 name = path.relative_to(self.root).as_posix()
                 if name.startswith(prefix) and not path.name.startswith("."):
@@ -80,7 +80,7 @@ class DirectoryStore:
 
     def _write(self, name: str, data: bytes, publish: Callable[[Path, Path], object]) -> bool:
         final = self.root / name
-        with _told(name):
+        with _raising_unavailable(name):
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary = final.with_name(f".{uuid.uuid4().hex}.tmp")
             try:
@@ -97,7 +97,7 @@ class DirectoryStore:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _raising_unavailable(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:

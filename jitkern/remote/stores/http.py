@@ -19,8 +19,8 @@ from jitkern.errors import SettingError
 from jitkern.remote import layout
 from jitkern.remote.store import (
     AccessDenied,
-    Answer,
     Object,
+    Response,
     Tag,
     Throttled,
     TooLarge,
@@ -33,6 +33,7 @@ from jitkern.remote.store import (
 REDIRECTS = 3
 MOST_TEXT = 64 << 10  # bytes of an answer that is an error
 MOST_KEPT = 4  # idle connections
+_JSON = {"Content-Type": "application/json"}
 _GONE = (404, 410)
 _BUSY = (429, 503)
 _REFUSED = (401, 403, 407)
@@ -74,7 +75,7 @@ class HttpStore:
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
         """Return an object, as Readable says."""
         headers = {"If-None-Match": unless} if unless else {}
-        status, data, found = self._ask("GET", self._path + quote(name), None, headers, limit)
+        status, data, found = self._request("GET", self._path + quote(name), None, headers, limit)
         if status == http.client.NOT_MODIFIED and unless:
             raise Unchanged
         if status in _GONE:
@@ -83,17 +84,16 @@ class HttpStore:
             raise _error(status)
         return Object(data, found.get("ETag"))
 
-    def post(self, name: str, data: bytes, *, limit: int) -> Answer:
+    def post(self, name: str, data: bytes, *, limit: int) -> Response:
         """Post JSON, as Service says."""
-        headers = {"Content-Type": "application/json"}
-        status, answer, found = self._ask("POST", self._path + quote(name), data, headers, limit)
+        status, content, found = self._request("POST", self._path + quote(name), data, _JSON, limit)
         broken = status >= 500 and status != http.client.NOT_IMPLEMENTED
         if broken or status in (*_BUSY, *_REFUSED):
             raise _error(status)
         wait = found.get("Retry-After") or ""
-        return Answer(status, answer, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
+        return Response(status, content, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
 
-    def _ask(
+    def _request(
         self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         """Return status, content and headers of an answer that redirects to nowhere else."""
@@ -116,9 +116,9 @@ class HttpStore:
         self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int,
         end: float,
     ) -> tuple[int, bytes, http.client.HTTPMessage]:  # fmt: skip
-        """Return status, content and headers of one answer, by a connection that is then kept."""
+        """Return status, content and headers of one response, by a connection that is then kept."""
         while True:
-            connection, is_kept = self._taken()
+            connection, is_kept = self._borrow()
             began = is_whole = False
             try:
                 if connection.sock is None:
@@ -128,10 +128,10 @@ class HttpStore:
                 with _ended_at(end, connection.sock):
                     headers = {**self.headers, **headers}
                     connection.request(verb, self._prefix + path, body, headers)
-                    with connection.getresponse() as answer:
+                    with connection.getresponse() as response:
                         began = True
-                        data = _read(answer, limit)
-                        is_whole = answer.isclosed() and not answer.will_close
+                        data = _read(response, limit)
+                        is_whole = response.isclosed() and not response.will_close
             except BaseException as e:
                 connection.close()
                 if is_kept and not began and isinstance(e, (OSError, http.client.HTTPException)):
@@ -141,9 +141,9 @@ class HttpStore:
                 self.idle.append(connection)
             else:
                 connection.close()
-            return answer.status, data, answer.headers
+            return response.status, data, response.headers
 
-    def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _borrow(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return a connection that no other thread has, and whether it was used before."""
         try:
             return self.idle.pop(), True
@@ -189,16 +189,16 @@ def _ended_at(end: float, connection: socket.socket) -> Iterator[None]:
         yield
 
 
-def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
-    """Return the content of an answer.
+def _read(response: http.client.HTTPResponse, limit: int) -> bytes:
+    """Return the content of a response.
 
     It has at most `limit` bytes, or is the beginning of a text that says what went wrong.
     """
-    size, wanted = answer.length, answer.status == http.client.OK
+    size, wanted = response.length, response.status == http.client.OK
     if wanted and size is not None and size > limit:
         raise TooLarge(f"it has {size} bytes, over {limit}")
     most = limit if wanted else MOST_TEXT
-    data = answer.read(most + 1 if size is None else min(size, most))
+    data = response.read(most + 1 if size is None else min(size, most))
     if wanted and len(data) > most:
         raise TooLarge(f"it has more than {limit} bytes")
     if size is not None and len(data) < min(size, most):

@@ -74,7 +74,7 @@ class ObjectStore:
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
         """Return an object, as Readable says. A missing bucket looks like a missing object."""
         options = {"if_none_match": unless["e_tag"]} if unless and unless.get("e_tag") else {}
-        with self._told(name):
+        with self._raising_unavailable(name):
             try:
                 found = self._obs.get(self._store, name, options=options)
                 size = found.meta["size"]  # which is known before the content
@@ -92,7 +92,7 @@ class ObjectStore:
 
     def stat(self, name: str) -> Listed | None:
         """Return size and age of an object, as Store says."""
-        with self._told(name):
+        with self._raising_unavailable(name):
             try:
                 return _listed(self._obs.head(self._store, name))
             except FileNotFoundError:
@@ -115,7 +115,7 @@ class ObjectStore:
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`."""
         folder = prefix.rpartition("/")[0]  # obstore compares whole parts of names
-        with self._told(prefix):
+        with self._raising_unavailable(prefix):
             try:
                 for batch in self._obs.list(self._store, folder or None):
                     yield from map(_listed, (m for m in batch if m["path"].startswith(prefix)))
@@ -124,7 +124,7 @@ class ObjectStore:
 
     def _put(self, name: str, data: bytes, mode: Any) -> bool:
         attributes = {"Cache-Control": cache_control(name)}
-        with self._told(name):
+        with self._raising_unavailable(name):
             try:
                 self._obs.put(
                     self._store, name, data, mode=mode, attributes=attributes, use_multipart=False
@@ -134,7 +134,7 @@ class ObjectStore:
         return True
 
     @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _raising_unavailable(self, name: str) -> Iterator[None]:
         """Raise Unavailable for each error of obstore, but for FileNotFoundError."""
         global _owner  # noqa: PLW0603  one runtime serves all stores of a process
         _owner = _owner or os.getpid()
