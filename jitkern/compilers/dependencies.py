@@ -106,10 +106,7 @@ def _remedy(path: Path) -> str:
 
 
 def uncovered(
-    source: Source,
-    closure: Closure,
-    opened: Iterable[str | Path],
-    toolchain: Iterable[str | Path],
+    source: Source, closure: Closure, opened: Iterable[str | Path], toolchain: Iterable[str | Path]
 ) -> Iterator[Path]:
     """The files of `opened` in neither the closure, nor the toolchain, nor a versioned root.
 

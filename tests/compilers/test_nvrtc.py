@@ -103,6 +103,17 @@ def test_a_header_found_from_the_current_directory_is_refused(build, tmp_path, m
         build("#include <v.h>\n__global__ void k(int* o) { *o = V; }", flags=["-Iinc"])
 
 
+@pytest.mark.usefixtures("no_nvcc")
+def test_a_failure_leaves_nvrtc_as_it_was(build, tmp_path, monkeypatch):
+    """A trace that a failure leaves open is written by the next compile, as `.json`."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CompileError, match="undefined"):
+        build("__global__ void k(int* o) { *o = nowhere; }")
+    before = {*tmp_path.iterdir()}
+    nvrtc_api.compile_nothing(toolkit.nvrtc_for(TARGET))  # as another library would
+    assert {*tmp_path.iterdir()} == before
+
+
 def test_template_arguments_go_by_name(build):
     text = "template <int N, typename T = float, bool FLAG = false>\n__global__ void k(T* o, long n) { if (FLAG) o[n] = N; }"
     entry = build(text, template=(("T", "f64"), ("N", 3)))

@@ -117,11 +117,16 @@ def check_arch(library: ctypes.CDLL, target: Target) -> None:
 
 @functools.cache
 def build_id(library: ctypes.CDLL) -> str:
-    """The full version of NVRTC, from the PTX of an empty program, which takes 30 ms."""
+    """The full version of NVRTC."""
+    return version_in(compile_nothing(library))
+
+
+def compile_nothing(library: ctypes.CDLL, *options: str) -> str:
+    """Return the PTX of an empty program, which takes 30 ms."""
     program = NvrtcProgram(library, "", "/jitkern/empty.cu", (), {})
     try:
-        program.compile([])
-        return version_in(program.text("PTX"))
+        program.compile([*options])
+        return program.text("PTX")
     finally:
         program.destroy()
 

@@ -11,20 +11,8 @@ from pathlib import Path
 
 from jitkern.compilers import cuda, dependencies
 from jitkern.compilers.cpp import functions
-from jitkern.compilers.cuda import arch_flags, ptx, stand_ins, toolkit
-from jitkern.compilers.cuda.nvrtc_api import (
-    NvrtcProgram,
-    build_id,
-    check_arch,
-    version_in,
-)
-from jitkern.compilers.result import (
-    Built,
-    compile_error,
-    missing_function,
-    no_kernel,
-    write_log,
-)
+from jitkern.compilers.cuda import arch_flags, nvrtc_api, ptx, stand_ins, toolkit
+from jitkern.compilers.result import Built, compile_error, missing_function, no_kernel, write_log
 from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import cpp_text, defining_file
@@ -47,7 +35,7 @@ _EXTERN = r"extern declaration of the entity (\w+) is treated as a static defini
 def identities(target: Target) -> list[dict[str, str]]:
     """Name and version of the NVRTC that builds for `target`, and of nvcc if it is installed."""
     library = toolkit.nvrtc_for(target)
-    identity = [{"name": "nvrtc", "version": build_id(library)}]
+    identity = [{"name": "nvrtc", "version": nvrtc_api.build_id(library)}]
     nvcc = toolkit.nvcc()
     return [*identity, cuda.nvcc.identity(nvcc[1])] if nvcc else identity
 
@@ -59,7 +47,7 @@ def build(
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
     library = toolkit.nvrtc_for(target)
-    check_arch(library, target)
+    nvrtc_api.check_arch(library, target)
     _refuse_arch(variant, target)
     text = cpp_text.read(variant.source.paths[0])
     kernel = _kernel_of(variant, text, closure)
@@ -72,6 +60,7 @@ def build(
             built, output = attempt.build(headers, int64="long long")
     if built:
         return built
+    attempt.end_trace()
     used = kernel.address, f"&{kernel.probe}"
     if nvcc := cuda.nvcc.nvcc_for(target):
         return cuda.nvcc.compile_unit(
@@ -124,7 +113,7 @@ class _Attempt:
         headers = {**self._headers, **(host or {})}
         implied = f"-D{stand_ins.INT64}={int64}", f"--pre-include={stand_ins.IMPLIED}"
         added = ["-default-device", *implied] if host else []
-        program = NvrtcProgram(self._library, self._text, name, expressions, headers)
+        program = nvrtc_api.NvrtcProgram(self._library, self._text, name, expressions, headers)
         try:
             options = [*self._options, *added, f"-fdevice-time-trace={trace}"]
             failed, output = program.compile(options)
@@ -154,7 +143,16 @@ class _Attempt:
             "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
             "resources": ptx.resources(assembly, symbol, output),
         }  # fmt: skip
-        return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
+        return Built({"name": "nvrtc", "version": nvrtc_api.version_in(assembly)}, meta), output
+
+    def end_trace(self) -> None:
+        """Have NVRTC write the trace that a failure leaves open in this thread.
+
+        Else the next compile writes it, whoever asks for that, to `.json` in the current directory.
+        """
+        trace = self.staging / "trace"
+        nvrtc_api.compile_nothing(self._library, f"-fdevice-time-trace={trace}")
+        trace.with_suffix(".json").unlink()
 
 
 def _included(trace: Path) -> list[str]:
