@@ -52,9 +52,9 @@ class Autograd:
             declaration = self.op.declaration
             gradient = declaration.gradient
             if device and gradient is not None and gradient.order:
-                op_room.recorder.count(self.slot, gradient)
                 complete, _ = self.op.signature.complete(args, {})
                 result = op_room.autograd_functions.record(self.op, gradient, *complete)
+                op_room.recorder.count(self.slot, gradient)
             else:
                 result = op_room.autograd_functions.apply(self.op, args, kwargs)
             if gradient is None or self.op.declaration is declaration:

@@ -172,14 +172,13 @@ class Backend:
             self._note_changes(args, kwargs)
             return result
         function, programs, of_class = self._launch_function(source), self.programs, None
-        tried = programs.serving if programs else frozenset()
+        tried = programs.known if programs else frozenset()
         if programs is not None:
             ordered = self.signature.in_order(args, kwargs)
             of_class = self._class(programs, source, device, ordered)
-            if of_class and recalls and config.current().record is None:  # else each comes here
-                recalled = programs.recall(of_class, ordered)
-                if recalled and runtime.binding.runtime():  # it calls this again on another miss
-                    return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
+            may_recall = recalls and config.current().record is None  # else each comes here
+            if of_class and may_recall and programs.recall(of_class, ordered):
+                return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
             prepare()
         runner = self.devices.runner(source, device)
         kernels = launch.kernels.Kernels(runner)

@@ -1,9 +1,9 @@
 """The C++ node that records calls of ops for Autograd: `recorder.cpp`, an artifact like any other.
 
 Python records (`op/autograd_functions.py`) the calls that the node does not know, and all calls
-until the node is loaded; that costs more than the call itself. The node is looked up in the cache
-at the first call that Python records, and built once a process has recorded ENOUGH calls, as one
-that trains does: both in the background.
+until the node is loaded; that costs more than the call itself. Once a runtime is loaded, which
+calls the node, Python counts the calls. The node is looked up in the cache at the first one, and
+built after ENOUGH, as a process that trains makes: both in the background.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jitkern import config, jit
 from jitkern._fork import after_fork
@@ -24,9 +24,6 @@ from jitkern.runtime import binding
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
-if TYPE_CHECKING:
-    from jitkern.runtime.binding import Runtime
-
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
 NAME = "jitkern_recorder"
 _lock = threading.Lock()
@@ -37,13 +34,10 @@ _log = logging.getLogger(__name__)
 
 def follow(node: CppRecorder, slot: int) -> None:
     """Record the calls of an op with its present gradient; leave them to Python if it must."""
-    binding.when_loaded(lambda runtime: _install(runtime, node, slot))
-
-
-def _install(runtime: Runtime, node: CppRecorder, slot: int) -> None:
     with _lock:
-        gradient = recording.GRADIENTS[slot]
+        gradient, runtime = recording.GRADIENTS[slot], binding.runtime()
         handle = _in_cpp(node, gradient) if gradient and gradient.in_cpp else 0
+        assert runtime
         runtime.record(slot, node.record, handle)
 
 
@@ -74,6 +68,8 @@ def variant() -> Variant:
 def count(slot: int | None, gradient: Gradient) -> None:
     """Count a call that Python recorded; see the module."""
     if slot is None or recording.cpp or not gradient.in_cpp:
+        return
+    if not (binding.is_looked_up() and binding.runtime()):
         return
     number = next(_numbers)  # each number comes once, in whatever thread
     if number in (1, ENOUGH):

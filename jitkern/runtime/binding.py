@@ -12,7 +12,7 @@ import ctypes
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, c_char_p, c_int, c_longlong, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,7 +205,6 @@ class _RuntimeState:
 
 _state = _RuntimeState()
 _lock = threading.Lock()
-_waiting: collections.deque[Callable[[Runtime], object]] = collections.deque()
 
 
 def runtime() -> Runtime | None:
@@ -262,7 +261,6 @@ def _use(library: ctypes.CDLL) -> None:
     """Bind the runtime of a loaded library, and point all trampolines at it."""
     _state.runtime = loaded = Runtime(library)
     registry().load(loaded)
-    _call_waiting(loaded)
 
 
 def _take(*, may_compile: bool) -> None:
@@ -277,22 +275,6 @@ def _take(*, may_compile: bool) -> None:
         announce(e)
     except _REFUSED as e:
         _log.warning("calls go through the Python launcher, which is slower: %s", e)
-
-
-def when_loaded(use: Callable[[Runtime], object]) -> None:
-    """Call `use` with the runtime: now, or as soon as the runtime is loaded."""
-    _waiting.append(use)
-    if _state.runtime:
-        _call_waiting(_state.runtime)
-
-
-def _call_waiting(loaded: Runtime) -> None:
-    while _waiting:
-        try:
-            use = _waiting.popleft()
-        except IndexError:  # another thread took the last one
-            return
-        use(loaded)
 
 
 def announce(why: CompilerNotFound) -> None:

@@ -16,7 +16,7 @@ from jitkern._fork import after_fork
 from jitkern.cache import events
 from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
 from jitkern.named_tuple import NamedTuple
-from jitkern.runtime.binding import Runtime, runtime, when_loaded
+from jitkern.runtime.binding import is_looked_up, runtime
 from jitkern.source.kinds import Source
 from jitkern.trace.world import World, world_of
 
@@ -47,11 +47,10 @@ class OpPrograms:
         self.number = number
         self.signature = signature
         self.lock = threading.RLock()
-        self.known: set[KnownAs] = set()
         self._classes: dict[tuple[Any, ...], CallClass] = {}
         self._constants: list[Specialized] = []
-        self._places: dict[int, KnownAs] = {}  # members of `known`, by their places in C
-        self.serving: frozenset[KnownAs] = frozenset()  # those that C has
+        self._places: dict[int, KnownAs] = {}  # by their places in C
+        self.known: frozenset[KnownAs] = frozenset()  # the same
         self._full = False
         SLOTS.append(self)
 
@@ -84,9 +83,9 @@ class OpPrograms:
     def recall(self, calls: CallClass, args: Sequence[Any]) -> bool:
         """Append the next program that a record names for calls like this one, if there is one.
 
-        Returns whether one was appended; it serves once the runtime is loaded. Raises nothing.
+        Returns whether one was appended. Raises nothing.
         """
-        if config.current().compiler == "exact":
+        if config.current().compiler == "exact" or (is_looked_up() and runtime() is None):
             return False
         if calls.world and not calls.world.holds():
             if calls.backoff > 1:  # what keeps changing would cost a lookup each time
@@ -125,6 +124,9 @@ class OpPrograms:
             if None in entries or not records.is_fresh(kept, calls):
                 continue
             records.adopt_runtime(kept.record, read, tell)
+            if runtime() is None:
+                calls.world = None  # so that they are looked up again once there is one
+                return False
             kernels = [jit.load.load_entry(calls.source, entry, tell) for entry in entries if entry]
             program = LoadedProgram(kept.record.program, kernels, world)
             if self.append(calls, program):
@@ -148,50 +150,41 @@ class OpPrograms:
         """Let a program serve calls of a class.
 
         It replaces the same program for an earlier world. frozen: what a trace holds for constant;
-        None for a program of a record. Returns False if this program is known already.
+        None for a program of a record. Returns False if C has this program already, or cannot have
+        it: as long as no runtime is loaded, none is kept for it.
         """
         (program, kernels, world), device = loaded, calls.device
-        known = known_as(loaded, device)
+        known, launch_runtime = known_as(loaded, device), runtime()
         with self.lock:
-            calls.refused, calls.appended = "", True
-            if known in self.known or calls.forgotten:
+            calls.refused, calls.traced = "", True
+            if launch_runtime is None:
+                calls.world = None  # its record is looked up once there is a runtime
+            if launch_runtime is None or known in self.known or calls.forgotten:
                 return False
-            self.known.add(known)
             self._constants = [*self._constants, *(frozen or ())][-MOST:]
-            if frozen is not None or self._place_of(known) >= 0:
+            same = self._place_of(known)
+            if frozen is not None or same >= 0:
                 calls.back_off(refused=False)
-
-        def add(runtime: Runtime) -> None:
-            with self.lock:
-                if calls.forgotten:
-                    return
-                try:
-                    place = runtime.append(
-                        self.number, program, kernels, device, world, self._place_of(known)
-                    )
-                except ValueError as e:
-                    self.known.discard(known)
-                    _log.warning("%s: %s, and does not serve", self.signature.name, e)
-                    return
-                if place is None:
-                    self.known.discard(known)
-                    if world.holds():  # else it has changed since the trace, and others will follow
-                        self.refuse(calls, "C cannot check some values for changes")
-                    return
-                replaced = self._places.get(place)
-                self._places[place] = known
-                self.serving = frozenset(self._places.values())
-                self.known.discard(replaced)
-                if replaced and replaced.others != known.others and not self._full:
-                    self._full = True
-                    _log.warning(
-                        "%s has as many programs as it may have; each new one replaces the one "
-                        "that served longest ago. Values that keep changing: %s",
-                        self.signature.name, _changing(self._constants),
-                    )  # fmt: skip
-
-        when_loaded(add)
-        return True
+            try:
+                place = launch_runtime.append(self.number, program, kernels, device, world, same)
+            except ValueError as e:
+                _log.warning("%s: %s, and does not serve", self.signature.name, e)
+                return False
+            if place is None:
+                if world.holds():  # else it has changed since the trace, and others will follow
+                    self.refuse(calls, "C cannot check some values for changes")
+                return False
+            replaced = self._places.get(place)
+            self._places[place] = known
+            self.known = frozenset(self._places.values())
+            if replaced and replaced.others != known.others and not self._full:
+                self._full = True
+                _log.warning(
+                    "%s has as many programs as it may have; each new one replaces the one that "
+                    "served longest ago. Values that keep changing: %s",
+                    self.signature.name, _changing(self._constants),
+                )  # fmt: skip
+            return True
 
     def _place_of(self, known: KnownAs) -> int:
         """Return the place in C of the same program for another world, or -1."""
@@ -209,9 +202,8 @@ class OpPrograms:
                 calls.forgotten = True
             self._classes.clear()
             self._places.clear()
-            self.serving = frozenset()
+            self.known = frozenset()
             self._constants.clear()
-            self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
 

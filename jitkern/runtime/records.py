@@ -99,7 +99,7 @@ class CallClass:
         self.refusals = 0  # traces that failed
         self.traces = 0  # that gave a program, and changes of what such a program has read
         self.backoff = 0  # calls until the next trace: exponential backoff
-        self.appended = False  # whether a program serves, or will as soon as there is a runtime
+        self.traced = False  # once is enough as long as there is no runtime
         self.refused = ""  # why the calls keep the Python launcher
         self.rejects: object = None  # a program that C had, perhaps, as it missed a call
         self.forgotten = False  # whether the launch function was declared again
@@ -107,7 +107,7 @@ class CallClass:
     def is_due(self) -> bool:
         """Whether to trace a call that no program served."""
         self.backoff -= self.backoff > 0
-        return not self.backoff and not (self.appended and binding.runtime() is None)
+        return not self.backoff and not (self.traced and binding.runtime() is None)
 
     def back_off(self, *, refused: bool) -> None:
         """Trace less often, after a trace that gave one program more, or none if `refused`."""

@@ -189,7 +189,7 @@ def test_more_programs_than_places_replace_the_oldest():
     for i in (1, 22, 333):
         assert served(op, X, i).item() == len(str(i))
     assert worlds() - alive <= 2
-    assert len(programs_of(op).serving) <= 128
+    assert len(programs_of(op).known) <= 128
 
 
 @pytest.mark.long

@@ -139,7 +139,7 @@ for small in (False, False, True):
     thread.join()
     specializer.settle()
 slot = op.programs["cpu"]
-print(*results, slot.misses - before, len(slot.serving))
+print(*results, slot.misses - before, len(slot.known))
 """
 
 
