@@ -40,7 +40,7 @@ BUDGETS = {
     "jit": 786,
     "launch": 3523,
     "trace": 2579,
-    "runtime": 3337,
+    "runtime": 3331,
     "op": 3110,
     "raw": 734,
     "dropin": 701,

@@ -116,19 +116,19 @@ class OpPrograms:
         if world is not calls.world or self.may_have_more(calls):
             calls.fetches, calls.world = events.fetches(), world
             calls.records = records.found(calls, world, example, read)
-        stored = [one for one in calls.records if one.record.fixed == fixed]
-        few = sum(one.record.constant for one in stored) <= FEW
-        for kept in [o for o in stored if few or o.record.is_for(fixed, example)]:
+        stored = [one for one in calls.records if one.fixed == fixed]
+        few = sum(one.constant for one in stored) <= FEW
+        for kept in [o for o in stored if few or o.is_for(fixed, example)]:
             calls.records = [one for one in calls.records if one is not kept]
-            entries = [read.find(reference) for reference in kept.record.kernels]
+            entries = [read.find(reference) for reference in kept.kernels]
             if None in entries or not records.is_fresh(kept, calls):
                 continue
-            records.adopt_runtime(kept.record, read, tell)
+            records.adopt_runtime(kept, read, tell)
             if runtime() is None:
                 calls.world = None  # so that they are looked up again once there is one
                 return False
             kernels = [jit.load.load_entry(calls.source, entry, tell) for entry in entries if entry]
-            program = LoadedProgram(kept.record.program, kernels, world)
+            program = LoadedProgram(kept.program, kernels, world)
             if self.append(calls, program):
                 read.used(kept.entry)
                 return True

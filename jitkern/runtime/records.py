@@ -51,10 +51,13 @@ _log = logging.getLogger(__name__)
 class Record(NamedTuple):
     """A program, the references of its kernels and of the launch runtime, for a class of calls.
 
-    fixed: the strings and lengths of lists that its calls have. example: the sizes and numbers of
-    the call that was traced. constant: whether it is for calls of just these.
+    entry, content: of the cache. fixed: the strings and lengths of lists that its calls have.
+    example: the sizes and numbers of the call that was traced. constant: whether it is for calls of
+    just these.
     """
 
+    entry: Entry
+    content: dict[str, Any]
     program: Program
     kernels: tuple[str, ...]
     runtime: str | None
@@ -65,14 +68,6 @@ class Record(NamedTuple):
     def is_for(self, fixed: str, example: str) -> bool:
         """Return whether it may serve calls of these strings and lengths, sizes and numbers."""
         return self.fixed == fixed and (not self.constant or self.example == example)
-
-
-class StoredRecord(NamedTuple):
-    """A record in the cache: its entry, its content, and what that means."""
-
-    entry: Entry
-    content: dict[str, Any]
-    record: Record
 
 
 class CallClass:
@@ -93,7 +88,7 @@ class CallClass:
     ) -> None:
         self.signature, self.function, self.source = signature, function, source
         self.target, self.device, self.call = target, device, call
-        self.records: list[StoredRecord] = []  # of the cache, that were not tried yet
+        self.records: list[Record] = []  # of the cache, that were not tried yet
         self.world: World | None = None  # the world of these records
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
@@ -147,26 +142,25 @@ def reader() -> records.Reader:
     return records.Reader(config.current(), lambda *place: jit.open_cache().look_up(*place).entry)
 
 
-def found(calls: CallClass, world: World, example: str, read: records.Reader) -> list[StoredRecord]:
+def found(calls: CallClass, world: World, example: str, read: records.Reader) -> list[Record]:
     """Return the records of a class of calls, likely ones first; malformed ones are left out."""
     models = [""]
     if calls.source.declares or hasattr(calls.function, "tuning"):
         models.append(launch.tuned.model_of(calls.device))
     keys = [key for model in models if (key := calls.key(world, model))]
-    return sorted(of_keys(read, *keys), key=lambda one: one.record.example != example)
+    return sorted(of_keys(read, *keys), key=lambda one: one.example != example)
 
 
-def of_keys(read: records.Reader, *keys: Key) -> Iterator[StoredRecord]:
+def of_keys(read: records.Reader, *keys: Key) -> Iterator[Record]:
     """Yield the records of these keys, whatever files they are for; malformed ones are left out."""
     for entry in read.alternatives(*keys):
         try:
-            content = records.content_of(entry)
-            yield StoredRecord(entry, content, _record(content))
+            yield _record(entry, records.content_of(entry))
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             _log.info("%s is not used: %s", entry.path, e)
 
 
-def is_fresh(kept: StoredRecord, calls: CallClass) -> bool:
+def is_fresh(kept: Record, calls: CallClass) -> bool:
     """Return whether a record matches the current files of a source. Raises nothing."""
     op, source, target = calls.signature.name, calls.source, calls.target
     try:
@@ -187,7 +181,7 @@ def adopt_runtime(record: Record, read: records.Reader, tell: Tell) -> None:
             binding.adopt(jit.load.load_entry(_RUNTIME, entry, tell))
 
 
-def _record(content: dict[str, Any]) -> Record:
+def _record(entry: Entry, content: dict[str, Any]) -> Record:
     """Return the record with a content. Raises TypeError and ValueError for a malformed one."""
     kernels, runtime = content["kernels"], content["runtime"]
     if not all(isinstance(reference, str) for reference in [*kernels, runtime or ""]):
@@ -195,7 +189,7 @@ def _record(content: dict[str, Any]) -> Record:
     program = parsed_program(content["program"])
     fixed, example = str(content["fixed"]), str(content["example"])
     constant = bool(content["constant"])
-    return Record(program, tuple(kernels), runtime, fixed, example, constant)
+    return Record(entry, content, program, tuple(kernels), runtime, fixed, example, constant)
 
 
 def keep(calls: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry, bool] | None:
@@ -225,7 +219,7 @@ def keep(calls: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry,
     if not code_version.is_what_runs():
         return None
     cache = jit.open_cache()
-    free, bound = ([one for one in known if one.record.constant == c] for c in (False, True))
+    free, bound = ([one for one in known if one.constant == c] for c in (False, True))
     for kept, most in ((free, MOST - 1), (bound, CONSTANT - 1), (stale, STALE)):
         own = [one.entry for one in kept if one.entry.root == cache.root]
         for entry in sorted(own, key=records.last_use, reverse=True)[most:]:
@@ -243,12 +237,12 @@ def entry_of(calls: CallClass, traced: Traced) -> Entry | None:
     return _matching(of_keys(reader(), key), calls, traced) if key else None
 
 
-def _matching(stored: Iterable[StoredRecord], calls: CallClass, traced: Traced) -> Entry | None:
+def _matching(stored: Iterable[Record], calls: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the fresh record with the program and the kernels of a trace, if any."""
     wanted = traced.program, tuple(kernel.reference for kernel in traced.kernels)
     for one in stored:
-        is_same = (one.record.program, one.record.kernels) == wanted
-        fits = one.record.is_for(traced.fixed, traced.example)
+        is_same = (one.program, one.kernels) == wanted
+        fits = one.is_for(traced.fixed, traced.example)
         if is_same and fits and is_fresh(one, calls):
             return one.entry
     return None
