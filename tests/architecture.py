@@ -41,7 +41,7 @@ BUDGETS = {
     "launch": 3523,
     "trace": 2579,
     "runtime": 3331,
-    "op": 3110,
+    "op": 3107,
     "raw": 734,
     "dropin": 701,
     "composition": 3441,

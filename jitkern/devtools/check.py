@@ -213,7 +213,7 @@ def _guarded(op: Op, device: str, what: str, sample: Sequence[Any], wanted: Expe
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), guards:
-            return op.backend(device)(args, kwargs, recalls=False)
+            return op.backend(device)(args, kwargs)
 
     got = _results(op, call, launch.measure.copied(sample, copies))
     try:

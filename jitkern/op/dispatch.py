@@ -72,10 +72,7 @@ class Backend:
         self._announced: set[str] = set()
         self.pinned = False  # to the reference, through which gradients were recorded
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, recalls: bool = True
-    ) -> Any:
-        """Return the op's result. recalls: whether a launch record may serve the call."""
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = config.current()
         reasons: list[JitkernError] = []
         device = self.devices.device_of((*args, *kwargs.values()))
@@ -88,7 +85,7 @@ class Backend:
         run = self._run_served if settings.remotes else self._run
         for source in () if self.pinned else sources:
             try:
-                result = run(source, device, args, kwargs, recalls)
+                result = run(source, device, args, kwargs)
             except launch.kernels.LeftToReference:
                 return self._reference(args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
@@ -162,9 +159,8 @@ class Backend:
             return self._run(source, device, *call)
 
     def _run(
-        self, source: Source, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any],
-        recalls: bool,  # noqa: FBT001
-    ) -> Any:  # fmt: skip
+        self, source: Source, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a source's kernels for a call: by a launch record of such calls, else in Python."""
         if source.runs == ITSELF:
             result = self.devices.runner(source, device).extension(*args, **kwargs)
@@ -176,8 +172,8 @@ class Backend:
         if programs is not None:
             ordered = self.signature.in_order(args, kwargs)
             of_class = self._class(programs, source, device, ordered)
-            may_recall = recalls and config.current().record is None  # else each comes here
-            if of_class and may_recall and programs.recall(of_class, ordered):
+            recorded = config.current().record is not None  # then each comes here
+            if of_class and not recorded and programs.recall(of_class, ordered):
                 return self._registered.overload.redispatch(_KEYS[self.device], *args, **kwargs)
             prepare()
         runner = self.devices.runner(source, device)
@@ -204,7 +200,8 @@ class Backend:
         self, programs: OpPrograms, source: Source, device: torch.device, args: Sequence[Any]
     ) -> CallClass | None:
         """Return the class of calls like this one; None if C cannot serve them now."""
-        if not config.c_may_serve() or torch._C._len_torch_function_stack():
+        modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+        if not config.c_may_serve() or modes:  # which must see the calls of a launch function
             return None
         function, target = self._launch_function(source), self.devices.target(device.index)
         of_class = programs.calls_like(function, source, target, device, args)
