@@ -40,7 +40,7 @@ BUDGETS = {
     "jit": 786,
     "launch": 3523,
     "trace": 2579,
-    "runtime": 3331,
+    "runtime": 3318,
     "op": 3107,
     "raw": 734,
     "dropin": 701,

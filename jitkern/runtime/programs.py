@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values that are remembered
+KnownAs = tuple[World, tuple[Any, ...]]
 _log = logging.getLogger(__name__)
 
 
@@ -38,6 +39,11 @@ class LoadedProgram(NamedTuple):
     program: Program
     kernels: Sequence[Any]
     world: World
+
+    def known_as(self, device: torch.device) -> KnownAs:
+        """Return its world, and all else that tells it from the other programs of an op."""
+        addresses = [kernel.address for kernel in self.kernels]
+        return self.world, (self.program, device.index, self.world.identity, *addresses)
 
 
 class OpPrograms:
@@ -154,7 +160,8 @@ class OpPrograms:
         it: as long as no runtime is loaded, none is kept for it.
         """
         (program, kernels, world), device = loaded, calls.device
-        known, launch_runtime = known_as(loaded, device), runtime()
+        _, others = known = loaded.known_as(device)
+        launch_runtime = runtime()
         with self.lock:
             calls.refused, calls.traced = "", True
             if launch_runtime is None:
@@ -162,7 +169,7 @@ class OpPrograms:
             if launch_runtime is None or known in self.known or calls.forgotten:
                 return False
             self._constants = [*self._constants, *(frozen or ())][-MOST:]
-            same = self._place_of(known)
+            same = next((at for at, (_, other) in self._places.items() if other == others), -1)
             if frozen is not None or same >= 0:
                 calls.back_off(refused=False)
             try:
@@ -177,7 +184,7 @@ class OpPrograms:
             replaced = self._places.get(place)
             self._places[place] = known
             self.known = frozenset(self._places.values())
-            if replaced and replaced.others != known.others and not self._full:
+            if replaced and replaced[1] != others and not self._full:
                 self._full = True
                 _log.warning(
                     "%s has as many programs as it may have; each new one replaces the one that "
@@ -185,11 +192,6 @@ class OpPrograms:
                     self.signature.name, _changing(self._constants),
                 )  # fmt: skip
             return True
-
-    def _place_of(self, known: KnownAs) -> int:
-        """Return the place in C of the same program for another world, or -1."""
-        same = (place for place, other in self._places.items() if other.others == known.others)
-        return next(same, -1)
 
     def forget(self) -> None:
         """Start over, because the op's launch function was declared again.
@@ -206,21 +208,6 @@ class OpPrograms:
             self._constants.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
-
-
-class KnownAs(NamedTuple):
-    """The identity of a program of an op. others: all but the objects of its world."""
-
-    world: World
-    others: tuple[Any, ...]
-
-
-def known_as(loaded: LoadedProgram, device: torch.device) -> KnownAs:
-    """Return what tells a program of an op from its others."""
-    program, kernels, world = loaded
-    addresses = [kernel.address for kernel in kernels]
-    others = (program, device.index, world.identity, *addresses)
-    return KnownAs(world, others)
 
 
 def _changing(frozen: Sequence[Specialized]) -> str:

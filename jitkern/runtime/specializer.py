@@ -14,7 +14,7 @@ from jitkern import config, runtime
 from jitkern.errors import JitkernError, defined_at
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
-from jitkern.runtime.programs import LoadedProgram, OpPrograms, known_as
+from jitkern.runtime.programs import LoadedProgram, OpPrograms
 from jitkern.runtime.records import TRACES, CallClass
 from jitkern.trace.trace import trace
 from jitkern.trace.tracer import metadata_of
@@ -44,7 +44,7 @@ def specialize(
             )
         loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
         programs.append(calls, loaded, traced.frozen)
-        if (known := known_as(loaded, device)) in tried:
+        if (known := loaded.known_as(device)) in tried:
             if known != calls.rejects:  # another thread may have appended it after C had looked
                 calls.rejects = known
                 calls.back_off(refused=True)
