@@ -38,7 +38,7 @@ BUDGETS = {
     "compilers": 5951,
     "loading": 699,
     "jit": 786,
-    "launch": 3523,
+    "launch": 3513,
     "trace": 2579,
     "runtime": 3318,
     "op": 3107,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import TYPE_CHECKING, Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
 from jitkern import launch
 from jitkern.errors import LaunchError
 from jitkern.source.kinds import Variant
+
+if TYPE_CHECKING:
+    from jitkern.launch.packing import ArgumentPacker
 
 MAX_THREADS = 1024  # in a block, on every GPU
 
@@ -19,7 +22,8 @@ class Compiled(NamedTuple):
     """A variant as launches need it: the loaded function, and which arguments it takes.
 
     reference: that of the variant's key. kept: positions of the arguments that the compiled kernel
-    takes (None: all).
+    takes (None: all). For launches from Python, what: its name in messages; packs: what packs its
+    arguments, if no more has to be checked.
     """
 
     variant: Variant
@@ -27,6 +31,8 @@ class Compiled(NamedTuple):
     meta: dict[str, Any]
     reference: str
     kept: tuple[int, ...] | None = None
+    what: str = ""
+    packs: ArgumentPacker | None = None
 
     @property
     def parameters(self) -> list[str]:

@@ -45,10 +45,10 @@ class LaunchedKernel:
     _what = "a kernel"
 
     def __init__(
-        self, what: str, start: Callable[[Call], object], device: torch.device, call: Call,
-        compiled: Compiled, target: Target,
+        self, start: Callable[[Call], object], device: torch.device, call: Call, compiled: Compiled,
+        target: Target,
     ) -> None:  # fmt: skip
-        variant = compiled.variant
+        variant, what = compiled.variant, compiled.what
         compiled_in = dict(variant.template)
         self._what, self._start, self._device, self._compiled = what, start, device, compiled
         declared = declared_in(what, variant.source, variant.function, target)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
+from typing import Any
 
 import torch
 
@@ -40,18 +40,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no 
 RETRY = 60.0  # seconds after which a background build that failed is tried again
 
 
-class PreparedLaunch(NamedTuple):
-    """A kernel that is loaded: its name in messages (`what`), and its packs.
-
-    launched: what a launch of a Triton kernel returns.
-    """
-
-    compiled: Compiled
-    what: str
-    packs: ArgumentPacker | None
-    launched: LaunchedKernel | None
-
-
 class Runner:
     """Starter of the kernels of one source on one device, with a memo of the loaded ones."""
 
@@ -61,7 +49,7 @@ class Runner:
         self.target = target
         self.device = device
         self.where = f"{op} for {target}"
-        self._ready: dict[tuple[Any, ...], PreparedLaunch] = {}
+        self._ready: dict[tuple[Any, ...], tuple[Compiled, LaunchedKernel | None]] = {}
         self._choices: dict[str, Choice] = {}
         self._pruned: dict[str, Question] = {}  # by the question with every configuration
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
@@ -71,17 +59,15 @@ class Runner:
 
     def __call__(self, call: Call) -> LaunchedKernel | None:
         """Start a launch; returns the kernel if it is Triton's."""
-        ready = self._ready.get(_kernel_key(call))
-        packs = ready.packs if ready else None
-        values = packs.packed(call.args) if packs else None
-        if ready is None or values is None:
+        compiled, _ = self._ready.get(_kernel_key(call), (None, None))
+        values = compiled.packs.packed(call.args) if compiled and compiled.packs else None
+        if compiled is None or values is None:
             check_contiguous(self.where, self.source, call)
             return self._start(self.expanded(call))
-        compiled, what, keywords = ready.compiled, ready.what, call.keywords
-        shape = None
+        what, keywords, shape = compiled.what, call.keywords, None
         if self.source.runs != HOST:
             shape = plain_geometry(keywords) or geometry_of(what, compiled, keywords)
-        self._launch(compiled, what, values, shape)
+        self._launch(compiled, values, shape)
         return None
 
     @functools.cached_property
@@ -189,20 +175,21 @@ class Runner:
         return choice
 
     def _start(self, call: Call) -> LaunchedKernel | None:
-        compiled, what, _, launched = self._of(call)
-        passed = arguments_of(compiled, call.args)
+        compiled, launched = self._of(call)
+        what, passed = compiled.what, arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_value(what, *both) for both in zip(compiled.parameters, args)]
         is_host = self.source.runs == HOST
         shape = None if is_host else geometry_of(what, compiled, call.keywords)
-        self._launch(compiled, what, values, shape)
+        self._launch(compiled, values, shape)
         return launched
 
     def compiled(self, call: Call) -> Compiled:
         """Return the variant that a call needs, loaded."""
-        return self._of(call).compiled
+        return self._of(call)[0]
 
-    def _of(self, call: Call) -> PreparedLaunch:
+    def _of(self, call: Call) -> tuple[Compiled, LaunchedKernel | None]:
+        """Return the same, and what its launch returns if it is Triton's."""
         key: tuple[Any, ...] = _kernel_key(call)
         pair = None
         if self.source.in_python:  # whose variant depends on the arguments, too
@@ -212,18 +199,15 @@ class Runner:
         if key not in self._ready:
             variant, positions = pair or self._variant(call)
             function = self.loaded(variant)
-            compiled = Compiled(variant, function, function.meta, function.reference, positions)
-            checks = pair or any(map(table_of, compiled.parameters))  # each tensor of a table
-            packs = None
-            if not checks:
+            meta, packs, launched = function.meta, None, None
+            if not (pair or any(map(table_of, meta["parameters"]))):  # each tensor of a table
                 strided = self.source.strided
-                packs = ArgumentPacker(compiled.parameters, self.device, strided=strided)
+                packs = ArgumentPacker(meta["parameters"], self.device, strided=strided)
             what = f"`{call.function}` of {self.where}"
-            self._ready[key] = PreparedLaunch(
-                compiled, what, packs,
-                LaunchedKernel(what, self._start, self.device, call, compiled, self.target)
-                if self.source.declares else None,
-            )  # fmt: skip
+            compiled = Compiled(variant, function, meta, function.reference, positions, what, packs)
+            if self.source.declares:
+                launched = LaunchedKernel(self._start, self.device, call, compiled, self.target)
+            self._ready[key] = compiled, launched
         return self._ready[key]
 
     def _variant(self, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
@@ -268,10 +252,10 @@ class Runner:
             self._claims[variant] = os.getpid(), time.monotonic() + RETRY
 
     def _launch(
-        self, compiled: Compiled, what: str, values: list[float | None], shape: Geometry | None
+        self, compiled: Compiled, values: list[float | None], shape: Geometry | None
     ) -> None:
         """Launch a kernel. shape: None for a function of the host, which launches it by itself."""
-        function, index = compiled.function, self.device.index
+        function, what, index = compiled.function, compiled.what, self.device.index
         if self.device.type == "cpu":
             function.call(values, what)
             return
