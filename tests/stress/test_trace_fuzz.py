@@ -1,7 +1,7 @@
 """Random launch functions: what their programs answer, against the functions run by Python as they are.
 
 Each is a module of its own, with numbers, a table and helpers that it reads, which are rebound
-between calls. JITKERN_FUZZ is how many functions are tried.
+between calls, as are parts of these helpers. JITKERN_FUZZ is how many functions are tried.
 """
 
 import functools
@@ -69,6 +69,10 @@ class Author:
             lambda: f"sorted([{a()}, {b()}, {self.leaf()}])[{self.one(0, 1, 2)}]",
             lambda: f"int({self.truth(depth - 1)})",
             lambda: f"sum(({a()}, {b()}))",
+            lambda: f"{self.one('COUNT', 'HELP0')}({a()})",
+            lambda: f"HELP2({a()}, q={b()})",
+            lambda: f"(lambda p: p {self.one('+', '-')} {self.leaf()})({a()})",
+            lambda: f"sum([p * {self.leaf()} for p in x.shape])",
         )()
 
     def leaf(self):
@@ -76,7 +80,7 @@ class Author:
             "n", "m", "G0", "G1", "len(x)", "x.numel()", "x.dim()", "math.prod(x.shape[:-1])",
             f"x.shape[{self.random.randrange(-self.rank, self.rank)}]",
             f"x.stride({self.random.randrange(self.rank)})", "y.shape[0]", "y.size(n % y.dim())",
-            "x.data_ptr() % 16", "dict(TABLE)[1]", self.one(*INTEGERS), self.one(*INTEGERS),
+            "(x.data_ptr() % 16)", "dict(TABLE)[1]", "NEAR.G4", self.one(*INTEGERS), self.one(*INTEGERS),
         ))  # fmt: skip
 
     def real(self, depth):
@@ -102,6 +106,7 @@ class Author:
                 "flag", "x.is_contiguous()", "x is y", "x.shape == y.shape", "n in (1, 2, 3)",
                 "x.dtype == KIND", "isinstance(n, int)", "type(a) is float", "G3", "math.isnan(a)",
                 "math.isinf(a)", "a.is_integer()", "same(x, y)",
+                "MODE == 'plain'", "n in SOME", "x.dtype in {torch.float32, torch.float16}",
             ))  # fmt: skip
         sign = self.one("<", "<=", ">", ">=", "==", "!=")
         return self.one(
@@ -133,12 +138,17 @@ class Author:
         ]
         decorator = self.one("", "", "", "@wrapped\n")
         return "\n".join([
-            "import math, torch",
+            "import math, torch, types",
             f"G0, G1, G2, G3 = {self.one(*INTEGERS)}, {self.one(*INTEGERS)}, {self.one('0.5', '-3.0', '2.0')}, {self.one(True, False)}",
             "KIND = torch.float32",
             f"TABLE = (1, {self.one(*INTEGERS)}), (4, {self.one(*INTEGERS)})",
             f"def HELP0(p, q={self.one(1, 2)}): return p + {self.one('q', 'G0', '2 * q')}",
             f"def HELP1(p, q): return {self.one('HELP0(q, p)', 'p - q', 'max(p, q, G1)')}",
+            f"def HELP2(p, *, q=2, r={self.one(1, 3)}): return p + q * r",
+            "def counter(c): return lambda p: p + c",
+            f"COUNT = counter({self.one(*INTEGERS)})",
+            f"NEAR, MODE, SOME = types.ModuleType('near'), 'plain', frozenset(({self.one(*INTEGERS)}, 2))",
+            f"NEAR.G4 = {self.one(*INTEGERS)}",
             "def same(p, q): return p is q",
             "def wrapped(f):\n    def inner(k, *rest): return f(k, *rest)\n    return inner",
             f"{decorator}def launch(k, x, y, n, m, a, flag):",
@@ -175,17 +185,35 @@ class Author:
         return args
 
     def rebind(self, module):
-        """Change what the launch function reads."""
-        name = self.one("G0", "G1", "G2", "G3", "TABLE", "HELP0", "KIND")
-        if name == "TABLE":
-            module["TABLE"] += ((self.one(1, 4, 9), self.one(*INTEGERS)),)
-        else:
-            module[name] = {
-                "G2": -0.25,
-                "G3": not module["G3"],
-                "HELP0": module["HELP1"],
-                "KIND": torch.int64,
-            }.get(name, self.one(*INTEGERS))
+        """Change what the launch function reads; returns what undoes that."""
+        name = self.one(
+            "G0", "G1", "G2", "G3", "TABLE", "HELP0", "KIND", "MODE", "SOME", "abs",
+            "HELP0.__code__", "HELP0.__defaults__", "HELP2.__kwdefaults__", "NEAR.G4",
+            "COUNT.cell_contents",
+        )  # fmt: skip
+        number = self.one(*INTEGERS)
+        value = {
+            "G2": -0.25,
+            "G3": not module["G3"],
+            "TABLE": (*module["TABLE"], (self.one(1, 4, 9), number)),
+            "HELP0": module["HELP1"],
+            "KIND": torch.int64,
+            "MODE": self.one("plain", "other"),
+            "SOME": frozenset((number, 3)),
+            "abs": lambda p: -p,
+            "HELP0.__code__": (lambda p, q=1: p - q).__code__,
+            "HELP0.__defaults__": (number,),
+            "HELP2.__kwdefaults__": {"q": 1, "r": number},
+        }.get(name, number)
+        owner, _, member = name.rpartition(".")
+        if not owner:
+            before = {**module}
+            module[name] = value
+            return lambda: (module.clear(), module.update(before))
+        changed = module["COUNT"].__closure__[0] if owner == "COUNT" else module[owner]
+        before = getattr(changed, member)
+        setattr(changed, member, value)
+        return functools.partial(setattr, changed, member, before)
 
 
 class Plain:
