@@ -1,30 +1,40 @@
 """Random launch functions: what their programs answer, against the functions run by Python as they are.
 
 Each is a module of its own, with numbers, a table and helpers that it reads, which are rebound
-between calls, as are parts of these helpers. JITKERN_FUZZ is how many functions are tried.
+between calls, as are parts of these helpers. JITKERN_FUZZ is how many functions are tried, and
+JITKERN_FUZZ_SEED the number of the first one.
 """
 
 import functools
+import importlib
+import json
 import math
 import os
 import random
+import re
+import textwrap
+from collections import Counter
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
-from helpers import programs_of
+from helpers import last_json, needs_runtime, programs_of
 
+import jitkern
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
-from jitkern.runtime import binding
+from jitkern.op.dispatch import Backend
+from jitkern.runtime import specializer
 from jitkern.runtime.programs import LoadedProgram, OpPrograms
 from jitkern.runtime.records import CallClass
 from jitkern.trace.trace import trace
 
-pytestmark = [
-    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
-    pytest.mark.long,
-]
+pytestmark = [needs_runtime, pytest.mark.long]
 FUNCTIONS = int(os.environ.get("JITKERN_FUZZ", "3000"))
+IN_FILES = int(os.environ.get("JITKERN_FUZZ", "20"))  # that several processes call
+FIRST = int(os.environ.get("JITKERN_FUZZ_SEED", "0"))
+PART = 100  # functions of a process
 NEAR, FAR = 12, 3
 SCHEMA = "(Tensor x, Tensor y, int n, int m, float a, bool flag) -> (Tensor, Tensor)"
 SOURCE = """
@@ -247,22 +257,36 @@ def op(tmp_path, monkeypatch):
     return made
 
 
-def written(seed):
-    """An author's module, a call that it answers, and its launch function; None for none found."""
+def written(seed, run=None):
+    """An author's module, a call that it answers, and its launch function; None for none found.
+
+    run: makes a module of a text, without one it has no file.
+    """
     author = Author(seed)
     text = author.module()
-    module = {"__name__": f"fuzz{seed}"}
-    exec(compile(text, f"<fuzz {seed}>", "exec"), module)
+    module = run(text) if run else {"__name__": f"fuzz{seed}"}
+    if run is None:
+        exec(compile(text, f"<fuzz {seed}>", "exec"), module)
     for _ in range(20):
         args = author.arguments()
-        if isinstance(outcome(functools.partial(module["launch"], Plain()), args), list):
+        if isinstance(by_python(module, args), list):
             return author, text, module, args
     return None
 
 
+def by_python(module, args):
+    return outcome(functools.partial(module["launch"], Plain()), args)
+
+
+def calls_of(author, args):
+    """Calls of a module, of which `args` is one."""
+    near = (author.near(args) for _ in range(NEAR))
+    return [args, *near, *(author.arguments() for _ in range(FAR))]
+
+
 def test_a_program_answers_as_the_launch_function_does(op):
     served = refused = 0
-    for found in filter(None, map(written, range(FUNCTIONS))):
+    for found in filter(None, map(written, range(FIRST, FIRST + FUNCTIONS))):
         author, text, module, args = found
         op.launch("cpu")(module["launch"])
         op(*args)  # compiles the kernels, once for all
@@ -285,17 +309,162 @@ def compared(op, traced, author, text, module, args):
     kernels = [kernel.function for kernel in traced.kernels]
     variant = LoadedProgram(traced.program, kernels, traced.world)
     slot.append(slot.calls_like(module["launch"], None, None, torch.device("cpu"), args), variant)
-    calls = [
-        args,
-        *(author.near(args) for _ in range(NEAR)),
-        *(author.arguments() for _ in range(FAR)),
-    ]
+    calls = calls_of(author, args)
     before, made = slot.misses, 0
     for rebound in (False, True):
         if rebound:
             author.rebind(module)
         for call in calls[: 4 if rebound else None]:
             made += 1
-            wanted = outcome(functools.partial(module["launch"], Plain()), call)
-            assert outcome(op, call) == wanted, f"{text}\ncalled with {call}, rebound: {rebound}"
+            assert outcome(op, call) == by_python(module, call), (
+                f"{text}\ncalled with {call}, rebound: {rebound}"
+            )
     return made - (slot.misses - before)
+
+
+RECORDED = 8  # calls of a function that the first process makes
+FEW, EDITS = 3, 2  # calls after each rebinding, and how many of these there are
+counted = Counter()  # of this process, see `count`
+
+
+def count(owner, name):
+    """Count the calls of a function."""
+    inner = getattr(owner, name)
+
+    def run(*args, **kwargs):
+        counted[name] += 1
+        return inner(*args, **kwargs)
+
+    setattr(owner, name, run)
+
+
+def edited(text, seed):
+    """The text of a module with another number in it."""
+    draw = random.Random(f"edit {seed}")
+    head, mark, rest = text.partition("    out = torch.zeros")
+    places = [
+        match.span()
+        for match in re.finditer(r"\b[0-9]+\b", head)
+        if not re.search(r"    (b = 1|while)", head[: match.end()].rpartition("\n")[2])  # no end
+    ]
+    begin, end = draw.choice(places)
+    number = draw.choice([n for n in "012357" if n != head[begin:end]])
+    return f"{head[:begin]}{number}{head[end:]}{mark}{rest}"
+
+
+@functools.cache
+def op_of_files(number, source):
+    """One op for several launch functions, declared in turn: each op compiles its kernels."""
+    return kernel(f"jitkern_fuzz::files{number}{SCHEMA}", cpu=Cpp(source, strided=True))
+
+
+class Process:
+    """A process that calls the launch functions of files through ops, and compares the answers.
+
+    stage: first, second or edited. recorded: the calls that C served once the first process had
+    made them.
+    """
+
+    def __init__(self, folder, stage, recorded):
+        self.folder, self.stage, self.recorded = Path(folder), stage, {*recorded}
+        self.counts = Counter()
+        self.served, self.wrong, self.lost = [], [], []
+        count(Backend, "_run_in_python")
+        count(specializer, "trace")
+
+    def run(self, seeds):
+        """Call the launch functions of these modules."""
+        for seed in seeds:
+            found = written(seed, functools.partial(self.module, seed))
+            if found is None:
+                continue
+            author, _, module, args = found
+            op, calls = op_of_files(seed // 25, str(self.folder / "k.cpp")), calls_of(author, args)
+            op.launch("cpu")(module["launch"])
+            self.counts.update(functions=1)
+            if self.stage == "second":
+                with mock.patch.object(CallClass, "is_due", return_value=False):  # no trace
+                    self.around(seed, op, module, calls, only=self.recorded)
+            self.around(seed, op, module, calls)
+        self.counts.update(traces=counted["trace"], compiles=jitkern.stats()["compiles"])
+        return {name: vars(self)[name] for name in ("counts", "served", "wrong", "lost")}
+
+    def module(self, seed, text):
+        """Import the module of a text, whose file the second process only reads."""
+        path = self.folder / f"fuzz{seed}.py"
+        if self.stage != "second":
+            path.write_text(edited(text, seed) if self.stage == "edited" else text)
+        return vars(importlib.import_module(path.stem))
+
+    def around(self, seed, op, module, calls, only=None):
+        """Make calls before what the function reads is rebound, then, and once it is as it was.
+
+        only: those that launch records must serve.
+        """
+        editor, undo = Author(f"rebind {seed}"), []
+        first, few = calls if self.stage != "first" else calls[:RECORDED], calls[:FEW]
+        for round_ in range(EDITS + 2):
+            if 0 < round_ <= EDITS:
+                undo.append(editor.rebind(module))
+            while undo and round_ > EDITS:
+                undo.pop()()
+            places = [
+                (f"seed {seed}, {round_}, call {i}", c)
+                for i, c in enumerate(few if round_ else first)
+            ]
+            random.Random(f"{self.stage} {seed}").shuffle(places)
+            for place, args in places:
+                if only is None:
+                    self.compare(op, place, module, args)
+                elif place in only:
+                    by_record = self.compare(op, place, module, args)
+                    self.counts.update(recorded=1, by_records=by_record)
+                    self.lost += [] if by_record else [place]
+                if self.stage == "first":
+                    specializer.settle()
+                    self.served += [place] * self.compare(op, place, module, args)
+
+    def compare(self, op, place, module, args):
+        """Compare a call; returns whether C served it."""
+        before = counted["_run_in_python"]
+        found, wanted = outcome(op, args), by_python(module, args)
+        by_c = counted["_run_in_python"] == before
+        self.counts.update(calls=1, by_c=by_c)
+        if found != wanted:
+            self.wrong.append(f"{self.stage}, {place}: {found}, not {wanted}")
+        return by_c
+
+
+def test_other_processes_answer_as_the_launch_functions_do(fresh_python, tmp_path):
+    """A first process keeps launch records; a second finds them; a third has edited modules."""
+    total, wrong, lost = Counter(), [], []
+    for begin in range(FIRST, FIRST + IN_FILES, PART):
+        folder = tmp_path / f"part{begin}"
+        folder.mkdir()
+        (folder / "k.cpp").write_text(SOURCE)
+        seeds, recorded = range(begin, min(begin + PART, FIRST + IN_FILES)), []
+        for stage in ("first", "second", "edited"):
+            (folder / "recorded.json").write_text(json.dumps(recorded))
+            script = f"""
+                import json, sys
+                sys.path[:0] = {[str(folder), *map(str, Path(__file__).parents[:2])]}
+                import test_trace_fuzz
+                recorded = json.load(open({str(folder / "recorded.json")!r}))
+                process = test_trace_fuzz.Process({str(folder)!r}, {stage!r}, recorded)
+                print(json.dumps(process.run({seeds})))
+            """
+            never = {} if stage == "first" else {"JITKERN_COMPILE": "never"}
+            cache = str(folder / "cache")
+            done = fresh_python(textwrap.dedent(script), JITKERN_CACHE_DIR=cache, **never)
+            assert done.returncode == 0, done.stderr
+            told = last_json(done.stdout)
+            recorded = recorded or told["served"]
+            wrong += told["wrong"]
+            lost += told["lost"]
+            total.update({f"{stage}: {name}": n for name, n in told["counts"].items()})
+    print(dict(total), lost)
+    assert not wrong, "\n".join(wrong)
+    # Of a class with many records for single numbers, those for the numbers of a call are tried.
+    assert len(lost) <= total["second: recorded"] / 50
+    assert total["second: compiles"] == total["edited: compiles"] == 0
+    assert total["second: by_records"] > 8 * total["second: functions"]
