@@ -116,7 +116,7 @@ class FakeGpu:
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
         results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
-        guard = Guard()  # of a world without names
+        guard = Guard()  # of a scope without names
         loaded = testing.loaded_program(trace.program, passed, kernels, guard)
         self._alive.append(loaded)
         assert self.runtime.jitkern_append(slot, ctypes.byref(loaded), -1) >= 0

@@ -27,8 +27,8 @@ from jitkern.op.declaration import DeclaredOp
 from jitkern.source.closure import closure_of
 from jitkern.source.global_names import code_names
 from jitkern.source.kinds import Source
+from jitkern.trace.scope import read_member
 from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
-from jitkern.trace.world import read_member
 
 _KERNELS = "jitkern.kernels_src"
 _HOMES = (type, types.ModuleType, type(None))  # of the functions of C that have no state
@@ -132,26 +132,26 @@ class _Description:
         if function in self._numbers:
             return "again", self._numbers[function]
         self._numbers[function] = len(self._numbers)
-        code, scope, home = function.__code__, function.__globals__, function.__module__
+        code, namespace, home = function.__code__, function.__globals__, function.__module__
         if str(home).startswith("jitkern.composition."):
             return home  # the name of such an op has a digest of the formula
         cells = [read_member(cell, "cell_contents") for cell in function.__closure__ or ()]
         held = self.of((cells, function.__defaults__, function.__kwdefaults__))
-        if self._is_installed(str(scope.get("__name__")), code):
+        if self._is_installed(str(namespace.get("__name__")), code):
             return home, function.__qualname__, held
         text, reads = _of_code(code)
         around = dict(zip(code.co_freevars, cells))
         names = [
-            self._read(around if cell else scope, name, attributes)
+            self._read(around if cell else namespace, name, attributes)
             for name, attributes, cell in reads
         ]
         return text, held, self.of(vars(function)), *names
 
-    def _read(self, scope: dict[str, Any], name: str, attributes: Sequence[str]) -> Any:
+    def _read(self, namespace: dict[str, Any], name: str, attributes: Sequence[str]) -> Any:
         """Return the text of a name's value; for a module, of the attribute read from it."""
-        if name not in scope:
+        if name not in namespace:
             return "a builtin"
-        value = scope[name]
+        value = namespace[name]
         for attribute in attributes:
             if not isinstance(value, types.ModuleType) or type(value).__module__ == "torch._ops":
                 break

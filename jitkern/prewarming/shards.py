@@ -16,7 +16,7 @@ from jitkern.op.needed_kernels import digest_of
 from jitkern.prewarming.op_calls import OpCalls
 from jitkern.prewarming.tasks import Group
 from jitkern.source.kinds import ITSELF, Variant
-from jitkern.trace.world import world_of
+from jitkern.trace.scope import scope_of
 
 Unit = tuple[str, str, str]  # device, kind of source, and the digest of a set of kernels
 
@@ -55,6 +55,6 @@ def _inputs_of(group: Group) -> list[Any]:
     with suppress(JitkernError, OSError):  # the build reports it
         inputs.append(jit.key_of(Variant(op.name, source), target).inputs)
         if source.runs != ITSELF:
-            world = world_of(parts_of(op.launch_function(source, target.device)))
-            inputs.append(world.identity if world.portable and not world.traps else "")
+            scope = scope_of(parts_of(op.launch_function(source, target.device)))
+            inputs.append(scope.identity if scope.portable and not scope.traps else "")
     return inputs

@@ -27,7 +27,7 @@ from jitkern.runtime.guards import Guards
 from jitkern.runtime.symbols import symbols
 from jitkern.runtime.trampoline import Slot, has_compiler, registry
 from jitkern.source.kinds import Generated, Variant
-from jitkern.trace.world import World
+from jitkern.trace.scope import Scope
 
 if TYPE_CHECKING:
     from jitkern.launch.resources.workspaces import Block
@@ -81,7 +81,7 @@ def _in_c(program: Program, passed: Sequence[Sequence[str]]) -> _Program:
 
 class _LoadedProgram(Structure):
     _fields_ = (
-        ("program", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
+        ("program", c_void_p), ("kernels", c_void_p), ("scope", c_void_p), ("index", c_int),
         ("generation", c_int), ("used", c_int),
     )  # fmt: skip
 
@@ -121,20 +121,20 @@ class Runtime:
         program: Program,
         kernels: Sequence[Any],
         device: torch.device,
-        world: World,
+        scope: Scope,
         instead: int = -1,
     ) -> int | None:
-        """Add a program that serves `device` while `world` holds.
+        """Add a program that serves `device` while `scope` holds.
 
         kernels: those that the program launches, loaded. instead: the place of the program that
         this one replaces, or -1. Returns its place, where it may replace another; None if C cannot
-        check `world`. Raises ValueError for a program that is not sound.
+        check `scope`. Raises ValueError for a program that is not sound.
         """
         if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
             symbols().add_driver()
             self._bind()
         with self.lock:
-            guard = self._guards.of(world)
+            guard = self._guards.of(scope)
             if guard is None:
                 return None
             table = (c_void_p * len(kernels))(*(kernel.address for kernel in kernels))

@@ -1,4 +1,4 @@
-"""Guards of a `World`, as C checks them at each call: words of memory that must not change.
+"""Guards of a `Scope`, as C checks them at each call: words of memory that must not change.
 
 The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells and the
 class of modules are words of the objects themselves. A namespace has a version as its word: up to
@@ -16,10 +16,10 @@ import types
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from typing import Any
 
+from jitkern.trace.scope import Scope
 from jitkern.trace.values import ABSENT
-from jitkern.trace.world import World
 
-READ = 16  # namespaces that one world may read: READ in runtime.c
+READ = 16  # namespaces that one scope may read: READ in runtime.c
 _VERSION_AT = 24  # bytes into a dict: after its head and its size
 
 
@@ -34,7 +34,7 @@ class _Binding(ctypes.Structure):
 
 
 class Guard(ctypes.Structure):
-    """`World` in runtime.c. The guard keeps alive the objects whose addresses it holds."""
+    """`Scope` in runtime.c. The guard keeps alive the objects whose addresses it holds."""
 
     _fields_ = (
         ("fixed", c_int), ("namespaces", c_int), ("bindings", c_int), ("words", c_void_p),
@@ -43,39 +43,39 @@ class Guard(ctypes.Structure):
 
 
 class Guards:
-    """A maker of the guards of worlds, for a loaded launch runtime."""
+    """A maker of the guards of scopes, for a loaded launch runtime."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._watcher: int | None = None
         library.jitkern_watch.restype = c_void_p
 
-    def of(self, world: World) -> Guard | None:
-        """Return the guard of a world; None if this Python does not show changes of the world."""
+    def of(self, scope: Scope) -> Guard | None:
+        """Return the guard of a scope; None if this Python does not show changes of the scope."""
         places = _function_places()
         if len(places) < len(_PARTS):
             return None
         fixed = [
             (id(function) + places[name], 0 if part is None else id(part))
-            for function, *parts in world.functions
+            for function, *parts in scope.functions
             for name, part in zip(_PARTS, parts)
         ]
         fixed += [
             (id(owner) + (_CLASS if name == "__class__" else _CONTENT), _in_c(value))
-            for owner, name, value in world.members
+            for owner, name, value in scope.members
         ]
-        namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
+        namespaces = {id(b.namespace): b.namespace for b in scope.bindings.values()}
         versions = [self._version(namespace) for namespace in namespaces.values()]
         if len(versions) > READ or None in versions:
             return None
         words = [*fixed, *((at, c_uint64.from_address(at or 0).value) for at in versions)]
         numbers = {at: number for number, at in enumerate(namespaces)}
-        names = [sys.intern(name) for _, name, _ in world.bindings.values()]
+        names = [sys.intern(name) for _, name, _ in scope.bindings.values()]
         bound = [
             (id(namespace), id(name), _in_c(value), numbers[id(namespace)])
-            for name, (namespace, _, value) in zip(names, world.bindings.values())
+            for name, (namespace, _, value) in zip(names, scope.bindings.values())
         ]
-        if not world.holds():  # a value has changed since the trace
+        if not scope.holds():  # a value has changed since the trace
             return None
         word_array = (_Word * len(words))(*words)  # type: ignore[misc]
         bound_array = (_Binding * len(bound))(*bound)  # type: ignore[misc]
@@ -83,7 +83,7 @@ class Guards:
             len(fixed), len(versions), len(bound), ctypes.addressof(word_array),
             ctypes.addressof(bound_array),
         )  # fmt: skip
-        guard.alive = (word_array, bound_array, world, names)
+        guard.alive = (word_array, bound_array, scope, names)
         return guard
 
     def _version(self, namespace: dict[str, Any]) -> int | None:

@@ -18,7 +18,7 @@ from jitkern.calls.signature import Signature, class_of, example_of, fixed_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import is_looked_up, runtime
 from jitkern.source.kinds import Source
-from jitkern.trace.world import World, world_of
+from jitkern.trace.scope import Scope, scope_of
 
 if TYPE_CHECKING:
     from jitkern.jit.load import Tell
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 FEW = 4  # records that hold numbers for constant; more are tried for calls of just these numbers
 MOST = 256  # values that are remembered
-KnownAs = tuple[World, tuple[Any, ...]]
+KnownAs = tuple[Scope, tuple[Any, ...]]
 _log = logging.getLogger(__name__)
 
 
 class LoadedProgram(NamedTuple):
-    """A program over loaded kernels, which serves while `world` holds."""
+    """A program over loaded kernels, which serves while `scope` holds."""
 
     program: Program
     kernels: Sequence[Any]
-    world: World
+    scope: Scope
 
     def known_as(self, device: torch.device) -> KnownAs:
-        """Return its world, and all else that tells it from the other programs of an op."""
+        """Return its scope, and all else that tells it from the other programs of an op."""
         addresses = [kernel.address for kernel in self.kernels]
-        return self.world, (self.program, device.index, self.world.identity, *addresses)
+        return self.scope, (self.program, device.index, self.scope.identity, *addresses)
 
 
 class OpPrograms:
@@ -93,10 +93,10 @@ class OpPrograms:
         """
         if config.current().compiler == "exact" or (is_looked_up() and runtime() is None):
             return False
-        if calls.world and not calls.world.holds():
+        if calls.scope and not calls.scope.holds():
             if calls.backoff > 1:  # what keeps changing would cost a lookup each time
                 return False
-        elif calls.world and not calls.records and not self.may_have_more(calls):
+        elif calls.scope and not calls.records and not self.may_have_more(calls):
             return False
         loaded: list[tuple[events.Event, str]] = []
         try:
@@ -117,11 +117,11 @@ class OpPrograms:
     def _append_next(self, calls: CallClass, args: Sequence[Any], tell: Tell) -> bool:
         function, records = calls.function, runtime_room.records
         plain = isinstance(function, types.FunctionType)
-        world = world_of((function,) if plain else launch.tuned.parts_of(function))
+        scope = scope_of((function,) if plain else launch.tuned.parts_of(function))
         fixed, example, read = fixed_of(args), example_of(args), records.reader()
-        if world is not calls.world or self.may_have_more(calls):
-            calls.fetches, calls.world = events.fetches(), world
-            calls.records = records.found(calls, world, example, read)
+        if scope is not calls.scope or self.may_have_more(calls):
+            calls.fetches, calls.scope = events.fetches(), scope
+            calls.records = records.found(calls, scope, example, read)
         stored = [one for one in calls.records if one.fixed == fixed]
         few = sum(one.constant for one in stored) <= FEW
         for kept in [o for o in stored if few or o.is_for(fixed, example)]:
@@ -131,10 +131,10 @@ class OpPrograms:
                 continue
             records.adopt_runtime(kept, read, tell)
             if runtime() is None:
-                calls.world = None  # so that they are looked up again once there is one
+                calls.scope = None  # so that they are looked up again once there is one
                 return False
             kernels = [jit.load.load_entry(calls.source, entry, tell) for entry in entries if entry]
-            program = LoadedProgram(kept.program, kernels, world)
+            program = LoadedProgram(kept.program, kernels, scope)
             if self.append(calls, program):
                 read.used(kept.entry)
                 return True
@@ -155,17 +155,17 @@ class OpPrograms:
     ) -> bool:
         """Let a program serve calls of a class.
 
-        It replaces the same program for an earlier world. frozen: what a trace holds for constant;
+        It replaces the same program for an earlier scope. frozen: what a trace holds for constant;
         None for a program of a record. Returns False if C has this program already, or cannot have
         it: as long as no runtime is loaded, none is kept for it.
         """
-        (program, kernels, world), device = loaded, calls.device
+        (program, kernels, scope), device = loaded, calls.device
         _, others = known = loaded.known_as(device)
         launch_runtime = runtime()
         with self.lock:
             calls.refused, calls.traced = "", True
             if launch_runtime is None:
-                calls.world = None  # its record is looked up once there is a runtime
+                calls.scope = None  # its record is looked up once there is a runtime
             if launch_runtime is None or known in self.known or calls.forgotten:
                 return False
             self._constants = [*self._constants, *(frozen or ())][-MOST:]
@@ -173,12 +173,12 @@ class OpPrograms:
             if frozen is not None or same >= 0:
                 calls.back_off(refused=False)
             try:
-                place = launch_runtime.append(self.number, program, kernels, device, world, same)
+                place = launch_runtime.append(self.number, program, kernels, device, scope, same)
             except ValueError as e:
                 _log.warning("%s: %s, and does not serve", self.signature.name, e)
                 return False
             if place is None:
-                if world.holds():  # else it has changed since the trace, and others will follow
+                if scope.holds():  # else it has changed since the trace, and others will follow
                     self.refuse(calls, "C cannot check some values for changes")
                 return False
             replaced = self._places.get(place)

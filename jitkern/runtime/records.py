@@ -1,7 +1,7 @@
 """Records of calls: with which program and kernels later processes serve calls of a class.
 
 A record is found by what a process knows without reading a file: the op, the source as declared,
-the `World` of the launch function (its code and all that the code reads), the target, jitkern's own
+the `Scope` of the launch function (its code and all that the code reads), the target, jitkern's own
 code, and the class of the call: what a trace takes for granted of the arguments (dtypes, ranks,
 which are None). It holds the program, the references to the entries of the launch runtime and of
 the kernels, and the files that the kernels were compiled from (see `freshness`). This is the direct
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from jitkern.cache.entry import Entry
     from jitkern.calls.signature import Signature
     from jitkern.jit.load import Tell
+    from jitkern.trace.scope import Scope
     from jitkern.trace.trace import Traced
-    from jitkern.trace.world import World
 
 MOST = 64  # records of a class; more replace those that were used longest ago
 CONSTANT = 16  # of those that hold a number of their call for constant
 STALE = 4  # of those for other files than the present ones, as of another checkout
-TRACES = 16  # of the calls of a class, and of its world, that are made without backoff
+TRACES = 16  # of the calls of a class, and of its scope, that are made without backoff
 BACKOFF = 8, 16  # at most 2**8 calls are between two more programs, 2**16 between refused traces
 _RUNTIME = Generated("runtime.c", text="")  # with which the runtime is loaded from its entry
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class CallClass:
         self.signature, self.function, self.source = signature, function, source
         self.target, self.device, self.call = target, device, call
         self.records: list[Record] = []  # of the cache, that were not tried yet
-        self.world: World | None = None  # the world of these records
+        self.scope: Scope | None = None  # the scope of these records
         self.fetches = 0  # of this process when these records were looked up
         self.refusals = 0  # traces that failed
         self.traces = 0  # that gave a program, and changes of what such a program has read
@@ -113,23 +113,23 @@ class CallClass:
             self.traces += 1
             self.backoff = 1 << min(max(0, self.traces - TRACES), BACKOFF[0])
 
-    def key(self, world: World, model: str = "") -> Key | None:
+    def key(self, scope: Scope, model: str = "") -> Key | None:
         """Return the key that records of this class share; None if such calls have none.
 
         model: the device model that they are for, "" for any.
         """
         source, target, code = self.source, self.target, code_version.digest()
-        if not (world.portable and code):
+        if not (scope.portable and code):
             return None
         flags, declared = source.every_flag, runtime_room.freshness.declaration_of(source)
         exact = target.for_host_code(native=getattr(source, "native", False))
         inputs = {
             "arguments": self.signature.schema, "call": [*self.call], "code": code,
             "cold": getattr(getattr(self.function, "tuning", None), "cold", False),
-            "device": (self.device.index if "device" in world.attributes else 0) or 0,
+            "device": (self.device.index if "device" in scope.attributes else 0) or 0,
             "machine": [exact.arch, targets.processor_for(flags)], "model": model,
             "source": {"kind": source.kind, "declared": declared},
-            "world": world.identity,
+            "scope": scope.identity,
         }  # fmt: skip
         op, place = self.signature.name, str(target.for_host_code())
         key = records.record_key("call", op, place, "", inputs)
@@ -142,12 +142,12 @@ def reader() -> records.Reader:
     return records.Reader(config.current(), lambda *place: jit.open_cache().look_up(*place).entry)
 
 
-def found(calls: CallClass, world: World, example: str, read: records.Reader) -> list[Record]:
+def found(calls: CallClass, scope: Scope, example: str, read: records.Reader) -> list[Record]:
     """Return the records of a class of calls, likely ones first; malformed ones are left out."""
     models = [""]
     if calls.source.declares or hasattr(calls.function, "tuning"):
         models.append(launch.tuned.model_of(calls.device))
-    keys = [key for model in models if (key := calls.key(world, model))]
+    keys = [key for model in models if (key := calls.key(scope, model))]
     return sorted(of_keys(read, *keys), key=lambda one: one.example != example)
 
 
@@ -198,7 +198,7 @@ def keep(calls: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry,
     Returns None for calls that have no records, without a measured choice, for a source that was
     edited after its kernels were loaded, and if the cache cannot be written.
     """
-    key = None if traced.model is None else calls.key(traced.world, traced.model)
+    key = None if traced.model is None else calls.key(traced.scope, traced.model)
     if key is None:
         return None
     stored = [*of_keys(read, key)]
@@ -233,7 +233,7 @@ def keep(calls: CallClass, traced: Traced, read: records.Reader) -> tuple[Entry,
 
 def entry_of(calls: CallClass, traced: Traced) -> Entry | None:
     """Return the entry of the record of a trace, or None."""
-    key = calls.key(traced.world, traced.model or "")
+    key = calls.key(traced.scope, traced.model or "")
     return _matching(of_keys(reader(), key), calls, traced) if key else None
 
 

@@ -4,7 +4,7 @@
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 enum { OPS = 8192, PROGRAMS = 128, NAMESPACES = 4096, READ = 16 };
 
-/* The world of a launch function (`trace/world.py`), unchanged while every word is: first `fixed`
+/* The scope of a launch function (`trace/scope.py`), unchanged while every word is: first `fixed`
    words, the parts of functions and the contents of their variables; then a version for each
    namespace, which a change of another name may have raised. */
 typedef struct { const u64 *at; u64 seen; } Word;
@@ -16,12 +16,12 @@ typedef struct {
   i32 fixed, namespaces, bindings;
   Word *words;
   const Binding *bound;
-} World;
+} Scope;
 
 typedef struct { /* filled by binding.py; only `generation` and `used` change afterwards */
   Program *program;
   void *const *kernels;
-  World *world;
+  Scope *scope;
   i32 index;      /* of the device that the call was traced for */
   i32 generation; /* of the declaration: a launch function may be declared again */
   i32 used;       /* the clock when it last served after another one */
@@ -233,30 +233,30 @@ static void changed(Handle handle, i32 inference) {
 }
 
 /* Whether all names have their old values, though some namespaces have changed. */
-static i32 renewed(World *world) {
+static i32 renewed(Scope *scope) {
   u64 now[READ];
-  Word *words = world->words + world->fixed;
+  Word *words = scope->words + scope->fixed;
   i32 same = 1, locked = api.PyGILState_Ensure();
-  for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
-  for (i32 i = 0; i < world->bindings && same; i++) {
-    const Binding *bound = &world->bound[i];
+  for (i32 i = 0; i < scope->namespaces; i++) now[i] = *words[i].at;
+  for (i32 i = 0; i < scope->bindings && same; i++) {
+    const Binding *bound = &scope->bound[i];
     if (now[bound->word] == __atomic_load_n(&words[bound->word].seen, __ATOMIC_RELAXED)) continue;
     same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
   }
-  for (i32 i = 0; i < world->namespaces && same; i++)
+  for (i32 i = 0; i < scope->namespaces && same; i++)
     __atomic_store_n(&words[i].seen, now[i], __ATOMIC_RELAXED);
   api.PyGILState_Release(locked);
   return same;
 }
 
-static i32 holds(World *world) {
+static i32 holds(Scope *scope) {
   i32 i = 0;
-  for (; i < world->fixed; i++)
-    if (*world->words[i].at != world->words[i].seen) return 0;
-  for (; i < world->fixed + world->namespaces; i++) {
-    const Word *word = &world->words[i];
+  for (; i < scope->fixed; i++)
+    if (*scope->words[i].at != scope->words[i].seen) return 0;
+  for (; i < scope->fixed + scope->namespaces; i++) {
+    const Word *word = &scope->words[i];
     if (__atomic_load_n(word->at, __ATOMIC_RELAXED) != __atomic_load_n(&word->seen, __ATOMIC_RELAXED))
-      return renewed(world);
+      return renewed(scope);
   }
   return 1;
 }
@@ -274,7 +274,7 @@ static i32 serve(Op *op, i32 i, Call *call) {
       loaded->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
   call->kernels = loaded->kernels;
-  i32 code = holds(loaded->world) ? interpret(loaded->program, call) : MISS;
+  i32 code = holds(loaded->scope) ? interpret(loaded->program, call) : MISS;
   if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
     __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
     __atomic_store_n(&loaded->used, tick(op), __ATOMIC_RELAXED);

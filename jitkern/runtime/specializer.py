@@ -42,7 +42,7 @@ def specialize(
             raise Unsupported(  # noqa: TRY301
                 "its configuration is not chosen yet, since nothing may be compiled now"
             )
-        loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.world)
+        loaded = LoadedProgram(traced.program, [k.function for k in traced.kernels], traced.scope)
         programs.append(calls, loaded, traced.frozen)
         if (known := loaded.known_as(device)) in tried:
             if known != calls.rejects:  # another thread may have appended it after C had looked

@@ -1,4 +1,4 @@
-"""The launch function as a program: its world and its trace."""
+"""The launch function as a program: its scope and its trace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
         lists as lists,
         program as program,
         program_builder as program_builder,
+        scope as scope,
         stand_ins as stand_ins,
         tensor_proxy as tensor_proxy,
         trace as trace,
         tracer as tracer,
         values as values,
-        world as world,
     )
 else:
     __getattr__ = on_first_use(__name__)

@@ -1,4 +1,4 @@
-"""Copies of the functions of a world with fixed values, for a trace or a run."""
+"""Copies of the functions of a scope with fixed values, for a trace or a run."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jitkern.trace.values import ABSENT
-from jitkern.trace.world import (
+from jitkern.trace.scope import (
     Called,
     FollowedFunction,
     Function,
     Known,
     Namespace,
+    Scope,
     Trapped,
-    World,
 )
+from jitkern.trace.values import ABSENT
 
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
 
 
 def copies(
-    world: World, seen: Mapping[int, Any], trap: Callable[[str], Any] | None = None
+    scope: Scope, seen: Mapping[int, Any], trap: Callable[[str], Any] | None = None
 ) -> list[Function]:
-    """Return copies of the functions of a world, over a closed copy of it.
+    """Return copies of the functions of a scope, over a closed copy of it.
 
     seen: the replacements of objects in the copy, by the ids of the objects.
     trap: makes the stand-in for a value that is not followed, from the reason; without it the copy
         reads the value itself, which must be inert.
     """
-    copying = _Copying(world.nodes, seen, trap)
-    return [copying.function(number) for number in world.entries]
+    copying = _Copying(scope.nodes, seen, trap)
+    return [copying.function(number) for number in scope.entries]
 
 
 class _Copying:
-    """Copies a world's functions, each once, with separate scopes."""
+    """Copies a scope's functions, each once, with separate namespaces."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class _Copying:
             return self._functions[number]
         node = self._nodes[number]
         function = node.function
-        scope: dict[str, Any] = {
+        namespace: dict[str, Any] = {
             "__builtins__": vars(builtins) if self._trap is None else _IMPORT,
             "__name__": function.__globals__.get("__name__"),
         }
         cells = tuple(types.CellType() for _ in node.cells)
-        copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells)
+        copy = types.FunctionType(function.__code__, namespace, function.__name__, None, cells)
         self._functions[number] = copy
         if self._trap is None:
             copy.__dict__ = function.__dict__
         for name, part in node.names.items():
             if not _is_absent(part):
-                scope[name] = self._built(part)
+                namespace[name] = self._built(part)
         for cell, part in zip(cells, node.cells):
             if not _is_absent(part):
                 cell.cell_contents = self._built(part)

@@ -15,9 +15,9 @@ import torch
 
 from jitkern import trace
 from jitkern.launch.tuned import changed, parts_of
-from jitkern.trace.world import World, world_of
+from jitkern.trace.scope import Scope, scope_of
 
-COPIES = 16  # of a function whose world keeps changing, which then runs itself
+COPIES = 16  # of a function whose scope keeps changing, which then runs itself
 Function = Callable[..., Any]
 
 
@@ -41,7 +41,7 @@ def with_fast_check(function: Function) -> Function:
 
 
 class _FastCheck:
-    """The copies of a launch function with a quick `torch._check`, each made for one world."""
+    """The copies of a launch function with a quick `torch._check`, each made for one scope."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -49,21 +49,21 @@ class _FastCheck:
 
     def now(self) -> Function | None:
         """Return a copy that does what the function does now, or None for the function itself."""
-        for world, copy in self._made:
-            if world and world.holds():
+        for scope, copy in self._made:
+            if scope and scope.holds():
                 return copy
         if not self._made[-1][0] or len(self._made) == COPIES:
             return None
         self._made.append(self._copied())
         return self._made[-1][1]
 
-    def _copied(self) -> tuple[World | None, Function | None]:
+    def _copied(self) -> tuple[Scope | None, Function | None]:
         function = self._function
-        world = world_of(parts_of(function))
-        if not world.uses(torch._check) or world.refusal or not world.is_inert:
+        scope = scope_of(parts_of(function))
+        if not scope.uses(torch._check) or scope.refusal or not scope.is_inert:
             return None, None
-        copied = iter(trace.copying.copies(world, {id(torch._check): check}))
-        return world, changed(function, lambda _: next(copied))
+        copied = iter(trace.copying.copies(scope, {id(torch._check): check}))
+        return scope, changed(function, lambda _: next(copied))
 
 
 _fast_check = functools.lru_cache(maxsize=1024)(_FastCheck)

@@ -20,6 +20,7 @@ from jitkern.launch.tuned import changed
 from jitkern.trace.copying import copies
 from jitkern.trace.fast_check import check
 from jitkern.trace.lists import TensorList
+from jitkern.trace.scope import Scope, overrides_of_tensors
 from jitkern.trace.tensor_proxy import (
     ANSWERED,
     Address,
@@ -29,20 +30,19 @@ from jitkern.trace.tensor_proxy import (
     default_dtype,
 )
 from jitkern.trace.values import is_plain
-from jitkern.trace.world import World, overrides_of_tensors
 
 Function = Callable[..., Any]
 SUMS_ROUND_ONCE = sys.version_info >= (3, 12)
 
 
-def traceable(function: Function, world: World) -> Function:
+def traceable(function: Function, scope: Scope) -> Function:
     """Return a copy of a launch function over stand-ins and traps."""
-    for name in ("__getitem__", *sorted(world.attributes)):
+    for name in ("__getitem__", *sorted(scope.attributes)):
         here = overrides_of_tensors().get(name)
         if name in ANSWERED and here and here is not getattr(torch._C.TensorBase, name, None):
             raise Unsupported(f"`Tensor.{name}`, which is not PyTorch's own, cannot be traced")
-    seen = {id(value): _STAND_INS[n] for n, value in world.known.items() if n in _STAND_INS}
-    copied = iter(copies(world, seen, Trap))
+    seen = {id(value): _STAND_INS[n] for n, value in scope.known.items() if n in _STAND_INS}
+    copied = iter(copies(scope, seen, Trap))
     return changed(function, lambda _: next(copied))
 
 

@@ -2,7 +2,7 @@
 
 Its comparisons become guards, its allocations and launches become actions, and both together make a
 program (`program.py`). A construct that C cannot follow is Unsupported, with the line, and the op
-stays on the Python launcher. All that it reads besides its arguments is a `World`, also guarded.
+stays on the Python launcher. All that it reads besides its arguments is a `Scope`, also guarded.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.lists import TensorList
 from jitkern.trace.program import REGISTERS, Program, encoded, operands_of
+from jitkern.trace.scope import Scope, scope_of
 from jitkern.trace.stand_ins import traceable
 from jitkern.trace.tensor_proxy import recording
 from jitkern.trace.tracer import Provider, Tracer, metadata_of
-from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
 
@@ -34,7 +34,7 @@ class Traced(NamedTuple):
 
     steps: those of the program. kernels: the variants it launches. frozen: the values it holds for
     constant. model: the device model whose choice of a configuration it follows; "" if there was
-    nothing to choose, None if no configuration was measured. world: the values that it read besides
+    nothing to choose, None if no configuration was measured. scope: the values that it read besides
     its arguments. fixed, example: of its arguments, see `calls.signature`.
     """
 
@@ -43,7 +43,7 @@ class Traced(NamedTuple):
     kernels: list[Compiled]
     frozen: list[Specialized]
     model: str | None
-    world: World
+    scope: Scope
     fixed: str
     example: str
 
@@ -65,19 +65,19 @@ def trace(
     assert signature.parameters is not None
     parameters = signature.parameters
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    world = world_of(parts_of(function))
-    if refusal := world.refusal or world.handler:
+    scope = scope_of(parts_of(function))
+    if refusal := scope.refusal or scope.handler:
         raise Unsupported(refusal)
-    if world.compares and world.tensors:
-        raise Unsupported(world.compares)
+    if scope.compares and scope.tensors:
+        raise Unsupported(scope.compares)
     tracer = Tracer(device, kernels_of, line_in(code), len(parameters))
     outer = running.facts, running.problem
     running.facts, running.problem = tracer.facts, None
     try:
-        proxies = _arguments(tracer, parameters, metadata_of(args), compares=bool(world.compares))
+        proxies = _arguments(tracer, parameters, metadata_of(args), compares=bool(scope.compares))
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         with recording(tracer):
-            result = traceable(function, world)(
+            result = traceable(function, scope)(
                 Kernels(tracer.start, tracer.choose, tracer),
                 *(proxy for name, proxy in named.items() if name not in keywords),
                 **{name: proxy for name, proxy in named.items() if name in keywords},
@@ -94,7 +94,7 @@ def trace(
     steps = _needed([*tracer.facts.instructions, *tracer.actions])
     program = encoded(steps, [*tracer.facts.constants], [*tracer.texts], tracer.memory)
     frozen, fixed, example = tracer.facts.frozen, fixed_of(args), example_of(args)
-    return Traced(program, steps, tracer.kernels, frozen, tracer.model, world, fixed, example)
+    return Traced(program, steps, tracer.kernels, frozen, tracer.model, scope, fixed, example)
 
 
 def _needed(steps: Sequence[Instruction]) -> list[Instruction]:

@@ -19,7 +19,7 @@ from jitkern.op.needed_kernels import needs_of, units_of
 from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import records
 from jitkern.target import Target
-from jitkern.trace.world import world_of
+from jitkern.trace.scope import scope_of
 
 CU = """
 __global__ void note(float *y, const float *x, int a, int b) {}
@@ -86,7 +86,7 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model():
     ((_, new),) = [records.keep(one.calls, one.trace, records.reader()) for one in traces]
     call = class_of([torch.ones(2)])
     calls = records.CallClass(op.signature, function, source, TARGET, torch.device("cuda"), call)
-    assert new and len(records.found(calls, world_of((function,)), "", records.reader())) == 1
+    assert new and len(records.found(calls, scope_of((function,)), "", records.reader())) == 1
 
 
 @pytest.mark.long

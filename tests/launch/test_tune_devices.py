@@ -14,7 +14,7 @@ from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.call_traces import traces_of
 from jitkern.runtime import binding, records, specializer
 from jitkern.target import Target
-from jitkern.trace.world import world_of
+from jitkern.trace.scope import scope_of
 
 CUDA = """
 template <typename T, int WAY> __global__ void scale(T* y, const T* x, double a, long long n) {
@@ -100,7 +100,7 @@ def found(op, source, target):
     function = op.launch_function(source, target.device)
     device, call = torch.device(target.device), class_of([torch.ones(2)])
     calls = records.CallClass(op.signature, function, source, target, device, call)
-    return records.found(calls, world_of(parts_of(function)), "", records.reader())
+    return records.found(calls, scope_of(parts_of(function)), "", records.reader())
 
 
 @pytest.mark.long

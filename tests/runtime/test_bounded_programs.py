@@ -14,7 +14,7 @@ from helpers import one_in_four, programs_of, served
 from jitkern.declare import Cpp, kernel
 from jitkern.runtime import specializer
 from jitkern.runtime.records import BACKOFF, TRACES
-from jitkern.trace.world import World
+from jitkern.trace.scope import Scope
 
 TEXT = """extern "C" void put(double* o, double v) { *o = v; }"""
 X = torch.ones(2)
@@ -40,9 +40,9 @@ def records_below(folder):
     return [*folder.glob("v1/*/*.call.*")]
 
 
-def worlds():
+def scopes():
     gc.collect()
-    return sum(type(one) is World for one in gc.get_objects())
+    return sum(type(one) is Scope for one in gc.get_objects())
 
 
 def by_object(k, x):
@@ -93,12 +93,12 @@ def test_what_is_rebound_to_an_equal_value_is_bounded(what, cache_dir):
     launch, rebind = REBINDINGS[what]
     rebind(0)
     op = made("(Tensor x) -> Tensor", launch)
-    alive = worlds()
+    alive = scopes()
     for step in range(STEPS):
         rebind(step)
         assert op(X).item() == 1
     specializer.settle()
-    assert worlds() - alive <= TRACES
+    assert scopes() - alive <= TRACES
     assert len(records_below(cache_dir)) <= 1
     assert served(op, X).item() == 1, "a value that stays is served by C again"
     before = misses(op)
@@ -183,12 +183,12 @@ print(binding.runtime().misses(op.programs["cpu"].number) if binding.runtime() e
 @pytest.mark.long
 def test_more_programs_than_places_replace_the_oldest():
     op = made("(Tensor x, int v) -> Tensor", CHANGING["int"][1])
-    alive = worlds()
+    alive = scopes()
     for i in range(6000):
         assert op(X, i).item() == len(str(i))
     for i in (1, 22, 333):
         assert served(op, X, i).item() == len(str(i))
-    assert worlds() - alive <= 2
+    assert scopes() - alive <= 2
     assert len(programs_of(op).known) <= 128
 
 

@@ -23,7 +23,7 @@ from jitkern.op.all_ops import all_ops
 from jitkern.prewarming import call_traces
 from jitkern.runtime import records, specializer
 from jitkern.target import Target
-from jitkern.trace.world import World
+from jitkern.trace.scope import Scope
 
 _number = itertools.count()
 X = torch.ones(3)
@@ -67,7 +67,7 @@ def asks_the_builtins(k, x):
 
 def identity_of(function):
     """What records of a launch function are kept under; None where there are none."""
-    key = class_of_calls(function).key(World([function]))
+    key = class_of_calls(function).key(Scope([function]))
     return key and key.digest
 
 
@@ -200,22 +200,22 @@ def with_keywords(k, x, *, a=1, b=2):
     ],
 )
 def test_what_a_name_means_is_part_of_the_identity(monkeypatch, function, name, value):
-    before = World([function]).identity
-    assert World([function]).identity == before
+    before = Scope([function]).identity
+    assert Scope([function]).identity == before
     monkeypatch.setitem(globals(), name, value)
-    assert World([function]).identity != before
+    assert Scope([function]).identity != before
 
 
 def test_a_name_that_is_gone_is_part_of_the_identity(monkeypatch):
-    before = World([rounds]).identity
+    before = Scope([rounds]).identity
     monkeypatch.delitem(globals(), "rounding")
-    assert World([rounds]).identity != before
+    assert Scope([rounds]).identity != before
 
 
 def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
-    before = World([with_keywords]).identity
+    before = Scope([with_keywords]).identity
     monkeypatch.setattr(with_keywords, "__kwdefaults__", {"b": 1, "a": 2})
-    assert World([with_keywords]).identity != before
+    assert Scope([with_keywords]).identity != before
 
 
 @pytest.mark.long
@@ -271,9 +271,9 @@ def reads_a_device_index(k, x):
 
 
 def test_a_function_that_asks_for_a_device_has_records_of_each():
-    world = World([reads_a_device_index])
+    scope = Scope([reads_a_device_index])
     keys = [
-        class_of_calls(reads_a_device_index, device=f"cuda:{index}").key(world) for index in (0, 1)
+        class_of_calls(reads_a_device_index, device=f"cuda:{index}").key(scope) for index in (0, 1)
     ]
     assert keys[0].digest != keys[1].digest
 
@@ -285,7 +285,7 @@ def test_a_native_kernel_serves_its_instruction_set_alone(op, monkeypatch, nativ
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "isa_level", lambda level=level: level)
         testing.set_processor(monkeypatch, level)
-        keys.append(class_of_calls(plain, source).key(World([plain])).digest)
+        keys.append(class_of_calls(plain, source).key(Scope([plain])).digest)
     assert keys[0] != keys[1]
 
 
@@ -329,7 +329,7 @@ def op(declared):
 def kept(op):
     """The records for calls with a vector."""
     calls = class_of_calls(plain, op.sources["cpu"][0], op=op.signature)
-    return records.found(calls, World([plain]), "", records.reader())
+    return records.found(calls, Scope([plain]), "", records.reader())
 
 
 @pytest.mark.long

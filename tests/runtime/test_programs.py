@@ -82,7 +82,7 @@ def test_a_program_that_is_not_sound_never_serves(op, traced, how, caplog):
     before, known = slot.misses, {*slot.known}
     slot.append(
         slot.calls_like(launch, None, None, X.device, [X]),
-        LoadedProgram(program, kernels, traced.world),
+        LoadedProgram(program, kernels, traced.scope),
     )
     assert "not sound" in caplog.text and slot.known == known
     assert torch.equal(op(X), 2 * X) and slot.misses == before
@@ -197,7 +197,7 @@ def test_a_view_beyond_its_tensor_is_left_to_python(declare, n, m):
     steps = [step for step in traced.steps if step.name not in ("LESS", "EQUAL")]
     program = encoded(steps, traced.program.constants, traced.program.texts, 0)
     slot = programs_of(op)
-    loaded = LoadedProgram(program, [], traced.world)
+    loaded = LoadedProgram(program, [], traced.scope)
     assert slot.append(slot.calls_like(launch, None, None, x.device, [x, y, 1, 0]), loaded)
     base.zero_()
     assert torch.equal(served(op, x, y, 3, 1), torch.empty(0))

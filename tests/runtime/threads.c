@@ -49,7 +49,7 @@ static void await(long more) {
 static LoadedProgram *made(u64 number, const u64 *version, void *namespace) {
   Word *words = malloc(2 * sizeof *words);
   Binding *bound = malloc(sizeof *bound);
-  World *world = malloc(sizeof *world);
+  Scope *scope = malloc(sizeof *scope);
   LoadedProgram *loaded = calloc(1, sizeof *loaded);
   Program *program = malloc(sizeof *program);
   u64 *fixed = malloc(2 * sizeof *fixed);
@@ -58,8 +58,8 @@ static LoadedProgram *made(u64 number, const u64 *version, void *namespace) {
                        .registers = 5, .owned = 1};
   words[0] = (Word){fixed, number}, words[1] = (Word){version, *version};
   *bound = (Binding){namespace, bound, bound, 0};
-  *world = (World){1, 1, 1, words, bound};
-  *loaded = (LoadedProgram){.program = program, .world = world};
+  *scope = (Scope){1, 1, 1, words, bound};
+  *loaded = (LoadedProgram){.program = program, .scope = scope};
   return loaded;
 }
 

@@ -307,7 +307,7 @@ def compared(op, traced, author, text, module, args):
     op.launch("cpu")(module["launch"])
     slot = programs_of(op)
     kernels = [kernel.function for kernel in traced.kernels]
-    variant = LoadedProgram(traced.program, kernels, traced.world)
+    variant = LoadedProgram(traced.program, kernels, traced.scope)
     slot.append(slot.calls_like(module["launch"], None, None, torch.device("cpu"), args), variant)
     calls = calls_of(author, args)
     before, made = slot.misses, 0

@@ -13,7 +13,7 @@ from helpers import declared, programs_of
 from subject import length_of
 
 from jitkern.runtime import specializer
-from jitkern.trace.world import World
+from jitkern.trace.scope import Scope
 
 _number = itertools.count()
 SOURCE = """
@@ -59,7 +59,7 @@ def declare(tmp_path):
     """A fresh op with this launch function over one tensor, or two."""
 
     def make(launch, schema="(Tensor x) -> Tensor"):
-        schema = f"jitkern_world::f{next(_number)}{schema}"
+        schema = f"jitkern_scope::f{next(_number)}{schema}"
         return declared(schema, tmp_path / "k.cpp", SOURCE, launch)
 
     return make
@@ -731,7 +731,7 @@ def test_a_world_is_the_same_for_equal_code_and_values():
         def launch(k, x):
             return scaled(k, x, factor)
 
-        return World([launch])
+        return Scope([launch])
 
     assert made(2.0).identity == made(2.0).identity
     assert len({made(value).identity for value in (2.0, 3.0, 2, True, "2.0", None, (2.0,))}) == 7

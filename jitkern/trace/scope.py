@@ -1,9 +1,9 @@
-"""The world of a launch function: all that it depends on besides its arguments.
+"""The scope of a launch function: all that it depends on besides its arguments.
 
-A `World` is a closed copy of all that a function and the functions it calls can read by a name:
+A `Scope` is a closed copy of all that a function and the functions it calls can read by a name:
 plain values, functions, and known parts of Torch, `math`, `operator` and the builtins. Each name is
 kept with the object bound to it, to check whether the function would read the same now (`holds`,
-and in C the guards that `runtime/guards.py` makes of a world). A value that can change without
+and in C the guards that `runtime/guards.py` makes of a scope). A value that can change without
 being rebound (a dict, a list, an object, a class, the environment, the time) is trapped: a trace
 that touches such a value ends, and the function runs in Python at each call.
 
@@ -84,7 +84,7 @@ class Trapped(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A function in the closed copy, by its place in `World.functions`."""
+    """A function in the closed copy, by its place in `Scope.functions`."""
 
     number: int
 
@@ -100,8 +100,8 @@ class FollowedFunction:
         self.keywords: dict[str, Any] = {}
 
 
-class World:
-    """The world of these functions.
+class Scope:
+    """The scope of these functions.
 
     refusal: why no copy can follow them, or "". handler: where one of them may catch an error, and
     "" for nowhere: no trace can follow that one.
@@ -319,7 +319,7 @@ class World:
         return Trapped(number, what, value if inert else None)
 
     def _number(self, value: Any) -> int:
-        """Return the number of an object that this world keeps, in the order that they are met."""
+        """Return the number of an object that this scope keeps, in the order that they are met."""
         return self._numbered.setdefault(id(value), len(self._numbered))
 
     def _bind_attributes_of_tensors(self) -> None:
@@ -343,15 +343,15 @@ def _no_function() -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _world(functions: tuple[Function, ...]) -> list[World]:
-    return [World(functions)]
+def _scope(functions: tuple[Function, ...]) -> list[Scope]:
+    return [Scope(functions)]
 
 
-def world_of(functions: tuple[Function, ...]) -> World:
-    """Return the current world of these functions: the known one if it still holds."""
-    memo = _world(functions)
+def scope_of(functions: tuple[Function, ...]) -> Scope:
+    """Return the current scope of these functions: the known one if it still holds."""
+    memo = _scope(functions)
     if not memo[0].holds():
-        memo[0] = World(functions)
+        memo[0] = Scope(functions)
     return memo[0]
 
 
