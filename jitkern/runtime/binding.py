@@ -111,7 +111,7 @@ class Runtime:
 
     def declare(self, slot: Slot) -> None:
         """Declare a slot in C."""
-        names = (text.encode() for text in (slot.kinds, slot.results, slot.name, slot.sibling))
+        names = (text.encode() for text in (slot.kinds, slot.results, slot.name, slot.fallback))
         self.library.jitkern_declare(slot.number, *names, int(slot.cuda), int(slot.autograd))
         self.library.jitkern_backends(slot.number, *slot.backends)
 

@@ -3,7 +3,7 @@
 Torch's boxed kernels get no context, so each op needs a function of its own; and a registration
 must not be replaced, so this function must exist before the launch runtime is loaded. A
 *trampoline* is a few bytes of machine code: it puts its number into the register of a fourth
-argument, and jumps to the address in `entry`. This address is at first `ask`, which calls Python;
+argument, and jumps to the address in `entry`. This address is `call_python` at first;
 loading the runtime replaces it by `jitkern_enter`. The runtime stores it with release order, and
 trampolines load it with acquire order: a thread that jumps to the runtime finds its tables filled.
 
@@ -31,14 +31,14 @@ SIZE = 16  # bytes of a trampoline
 PAGE = 4096  # bytes of code that are made at once
 HEAD = 256  # bytes before the first trampoline of a page
 LIMIT = 8192  # OPS in runtime.c
-Ask = Callable[[int, int, int, int], int]
+CallPython = Callable[[int, int, int, int], int]
 _PageCode = tuple[bytes, int, Callable[[int, range], list[bytes]]]
-_ASK = ctypes.CFUNCTYPE(c_size_t, c_size_t, c_uint64, c_uint64, c_uint32)
+_CALL_PYTHON = ctypes.CFUNCTYPE(c_size_t, c_size_t, c_uint64, c_uint64, c_uint32)
 _NAME = ctypes.create_string_buffer(b"jitkern")
 
 
-def _x86_64(entry: int, ask: int, check: int) -> _PageCode:
-    """Return a page's head, the offset of `ask` in it, and a maker of trampolines.
+def _x86_64(entry: int, call_python: int, check: int) -> _PageCode:
+    """Return a page's head, the offset of `call_python` in it, and a maker of trampolines.
 
     The maker takes the number of the first one, and the places of all.
     """
@@ -46,7 +46,7 @@ def _x86_64(entry: int, ask: int, check: int) -> _PageCode:
     jump = b"\x48\xb8" + struct.pack("<Q", entry) + b"\xff\x20"  # mov rax, entry; jmp [rax]
     call = (
         b"\x48\x83\xec\x08"  # sub rsp, 8
-         b"\x48\xb8" + struct.pack("<Q", ask)  # mov rax, ask
+         b"\x48\xb8" + struct.pack("<Q", call_python)  # mov rax, call_python
         + b"\xff\xd0"  # call rax
         + b"\x48\x83\xc4\x08"  # add rsp, 8
         + b"\x48\x85\xc0\x75\x01\xc3"  # test rax, rax; jne 1f; ret; 1:
@@ -66,7 +66,7 @@ def _x86_64(entry: int, ask: int, check: int) -> _PageCode:
     return head, begin, trampolines
 
 
-def _aarch64(entry: int, ask: int, check: int) -> _PageCode:
+def _aarch64(entry: int, call_python: int, check: int) -> _PageCode:
     """Return the same as _x86_64 for aarch64."""
     name = ctypes.addressof(_NAME)
 
@@ -84,7 +84,7 @@ def _aarch64(entry: int, ask: int, check: int) -> _PageCode:
     call = struct.pack(
         "<14I3Q",
         0xA9BF7BFD,  # stp x29, x30, [sp, #-16]!
-        load(16, 13),  # ldr x16, ask
+        load(16, 13),  # ldr x16, call_python
         0xD63F0200,  # blr x16
         0xA8C17BFD,  # ldp x29, x30, [sp], #16
         0xB5000040,  # cbnz x0, two further on
@@ -97,7 +97,7 @@ def _aarch64(entry: int, ask: int, check: int) -> _PageCode:
         load(16, 7),  # ldr x16, check
         0xD61F0200,  # br x16
         0xD503201F,  # nop
-        ask, name, check,
+        call_python, name, check,
     )  # fmt: skip
 
     def trampolines(first: int, places: range) -> list[bytes]:
@@ -116,19 +116,19 @@ MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
 class CodePages:
     """Trampolines, made a page at a time. `entry` holds the address to which they all jump.
 
-    ask: called with the stack, the counts of arguments and results, and the number; returns 0, or
+    call_python: takes the stack, the counts of arguments and results, and the number; returns 0, or
         the address of a text that becomes the message of a RuntimeError.
     check: the address of Torch's function that throws.
     """
 
-    def __init__(self, ask: Ask, check: int) -> None:
+    def __init__(self, call_python: CallPython, check: int) -> None:
         self.entry = c_void_p()
-        self._ask = _ASK(ask)
+        self._call_python = _CALL_PYTHON(call_python)
         self._lock = threading.Lock()
         after_fork(self._lock)
         self._pages: list[int] = []
         self._count = 0
-        address = ctypes.cast(self._ask, c_void_p).value or 0
+        address = ctypes.cast(self._call_python, c_void_p).value or 0
         self._code = MACHINES[platform.machine()](ctypes.addressof(self.entry), address, check)
         self._add_page()
         self.entry.value = self._pages[0] + self._code[1]
@@ -176,9 +176,9 @@ def supported() -> bool:
     return not target.unsupported() and platform.machine() in MACHINES
 
 
-def made(ask: Ask, check: int) -> CodePages | None:
+def made(call_python: CallPython, check: int) -> CodePages | None:
     """Return code pages, or None if the system does not allow them."""
     if supported():
         with contextlib.suppress(OSError, AttributeError):
-            return CodePages(ask, check)
+            return CodePages(call_python, check)
     return None

@@ -1,6 +1,6 @@
 /* The launch runtime: Torch calls it for an op through the op's trampoline (`code_page.py`). The
-   runtime describes the tensors, tries the op's programs, and if none fits asks the op's Python
-   sibling, which computes the answer and may append a program. The hit path takes no lock
+   runtime describes the tensors, tries the op's programs, and if none fits calls the fallback
+   op in Python, which computes the result and may append a program. The hit path takes no lock
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 enum { OPS = 8192, PROGRAMS = 128, NAMESPACES = 4096, READ = 16 };
 
@@ -31,7 +31,7 @@ typedef struct {
   /* T: a tensor, W: a tensor that is changed, i: an integer, f: a float, b: a bool; in swapped case
      (t, w, I, F, B): the same or None. L: a list of tensors, V: of tensors that are changed, n, d, z:
      of integers, floats, bools, s: a string; in upper case (N, D, Z, S): the same or None */
-  char kinds[ARGUMENTS + 1], results[RETURNS + 1], name[128], sibling[128];
+  char kinds[ARGUMENTS + 1], results[RETURNS + 1], name[128], fallback[128];
   i32 lists; /* whether an argument is a list or a string */
   i32 writes; /* whether an argument is changed */
   i32 boxes; /* whether a result may be None */
@@ -142,8 +142,8 @@ static void raise_of_kernel(const Op *op) {
   raise(op, "");
 }
 
-/* Ask the sibling, which takes the slot and the arguments; after an error it returns empty tensors. */
-static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
+/* Call the fallback op, which takes slot and arguments; after an error it returns empty tensors. */
+static void call_python(const Op *op, u64 *stack, u64 given, u64 returned) {
   u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
   Handle strings[ARGUMENTS]; /* passed as integers: Torch leaks those that it is given */
   u64 count = 0;
@@ -156,13 +156,13 @@ static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
     passed[1 + i] = (u64)string;
   }
   message[0] = 0;
-  i32 failed = api.call_dispatcher(op->sibling, "", passed);
+  i32 failed = api.call_dispatcher(op->fallback, "", passed);
   while (count) api.delete_string(strings[--count]);
-  if (failed) raise(op, "its Python sibling failed");
+  if (failed) raise(op, "its Python fallback failed");
   for (u64 i = 0; i < returned; i++) {
     stack[i] = passed[i];
     if (!op->boxes || op->results[i] == 't') continue;
-    stack[i] = *(u64 *)passed[i]; /* a sibling returns all results as ones that may be None */
+    stack[i] = *(u64 *)passed[i]; /* a fallback op returns all results as ones that may be None */
     api.operator_delete((void *)passed[i]);
   }
   if (!message[0]) return;
@@ -297,7 +297,7 @@ static i32 try_programs(Op *op, Call *call) {
 static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   if (api.function_modes && api.function_modes()) { /* modes must see the calls of a launch function */
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
-    ask_python(op, stack, given, returned);
+    call_python(op, stack, given, returned);
     return;
   }
   Tensor tensors[ARGUMENTS];
@@ -311,14 +311,14 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     if (op->writes) inference |= changes_inference(op, stack, i);
   }
   if (inference && !api.inference_mode()) { /* Python raises */
-    ask_python(op, stack, given, returned);
+    call_python(op, stack, given, returned);
     return;
   }
   List *lists = 0;
   if (op->lists) {
     call.lists = lists = describe_lists(op, stack, given, &call.index);
     if (!lists) {
-      ask_python(op, stack, given, returned);
+      call_python(op, stack, given, returned);
       return;
     }
   }
@@ -334,7 +334,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   if (code == BROKEN && !op->writes) code = FAILED; /* nothing was changed: Python may answer */
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
-    ask_python(op, stack, given, returned);
+    call_python(op, stack, given, returned);
     return;
   }
   for (u64 i = 0; i < given; i++)
@@ -392,7 +392,7 @@ static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   const void *gradient = needed ? __atomic_load_n(&op->gradient, __ATOMIC_ACQUIRE) : 0;
   if (!direct || op->backend[cuda] < 0 || needed > !!gradient || watched()) {
-    ask_python(op, stack, given, returned);
+    call_python(op, stack, given, returned);
   } else if (needed) {
     record(gradient, stack, given, returned, run_slot, op->backend[cuda]);
   } else {
@@ -435,7 +435,7 @@ void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
 
 /* Declare the slot of an op at one dispatch key, before its trampoline leads here. */
 void jitkern_declare(i32 slot, const char *kinds, const char *results, const char *name,
-                     const char *sibling, i32 cuda, i32 autograd) {
+                     const char *fallback, i32 cuda, i32 autograd) {
   Op *op = &ops[slot];
   snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
   snprintf(op->results, sizeof op->results, "%s", results);
@@ -446,7 +446,7 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
   }
   for (; *results; results++) op->boxes |= *results == 't';
   snprintf(op->name, sizeof op->name, "%s", name);
-  snprintf(op->sibling, sizeof op->sibling, "%s", sibling);
+  snprintf(op->fallback, sizeof op->fallback, "%s", fallback);
   op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
 }
 

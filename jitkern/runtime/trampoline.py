@@ -2,10 +2,10 @@
 
 Torch's boxed kernels have no context, so each op takes slots in the launch runtime, one for each
 device type and one for Autograd: a number, a trampoline that stays registered with Torch, and the
-Python function that answers calls which no variant serves. Until the runtime is loaded, trampolines
-lead to `Registry._ask`, which does what the runtime's C does.
+Python function for calls which no program serves. Until the runtime is loaded, trampolines
+lead to `Registry._call_python`, which does what the runtime's C does.
 
-C asks Python through sibling ops, one for each signature, whose first argument is the slot. An
+C calls Python through fallback ops, one for each signature, whose first argument is the slot. An
 exception goes back by value: the runtime raises it on its side of Torch as a RuntimeError, and
 `cause_of` finds the exception again.
 """
@@ -35,8 +35,8 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import AUTOGRAD, LISTS, MUTATION, OPTIONALS, symbols
 
-Answer = Callable[[tuple[Any, ...], bool], Any]  # takes arguments, and whether `_ask` asks
-WITHOUT_RUNTIME = 1 << 32  # marks a slot's number if `_ask` asks
+Fallback = Callable[[tuple[Any, ...], bool], Any]  # takes arguments, and whether Python calls
+WITHOUT_RUNTIME = 1 << 32  # marks a slot's number if Python calls: `_call_python`
 NAMESPACE = "jitkern_python"
 MAX_TEXT = 4096  # the same as in runtime.c
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Slot(NamedTuple):
     kinds: str
     results: str
     name: str
-    sibling: str
+    fallback: str
     cuda: bool
     autograd: bool
     backends: tuple[int, int] = (-1, -1)
@@ -69,22 +69,22 @@ class Registry:
         self.lock = threading.Lock()
         self.slots: list[Slot] = []
         self.runtime: Any = None
-        self.answers: dict[int, Answer] = {}
-        self.failure = threading.local()  # the text of an error that `_ask` is to return
+        self.fallbacks: dict[int, Fallback] = {}
+        self.failure = threading.local()  # the text of an error that `_call_python` is to return
         self._libraries: dict[tuple[str, str], c_void_p] = {}
         self._text = threading.local()
         self._torch = symbols().library("torch_cpu")
         delete = symbols().addresses["operator_delete"]
         self._delete = ctypes.CFUNCTYPE(None, c_void_p)(delete or 0)
         check = symbols().addresses["check"]
-        self.pages = None if symbols().missing else code_page.made(self._ask, check or 0)
+        self.pages = None if symbols().missing else code_page.made(self._call_python, check or 0)
         after_fork(self.lock)
 
-    def add(self, slot: Slot, answer: Answer, key: str, address: int) -> None:
+    def add(self, slot: Slot, fallback: Fallback, key: str, address: int) -> None:
         """Register the trampoline at an address with Torch, for an op at a dispatch key."""
         with self.lock:
             self.slots.append(slot)
-            self.answers[slot.number] = answer
+            self.fallbacks[slot.number] = fallback
             if self.runtime:
                 self.runtime.declare(slot)
         self._register(slot.name, key, address)
@@ -98,15 +98,15 @@ class Registry:
         if self.pages:
             runtime.lead(self.pages.entry)
 
-    def answer(self, slot: int, args: tuple[Any, ...]) -> Any:
-        """Return the result of a sibling op, computed by the Python function of the slot."""
-        return self.answers[slot % WITHOUT_RUNTIME](args, slot >= WITHOUT_RUNTIME)
+    def call(self, slot: int, args: tuple[Any, ...]) -> Any:
+        """Return the result of a fallback op, computed by the Python function of the slot."""
+        return self.fallbacks[slot % WITHOUT_RUNTIME](args, slot >= WITHOUT_RUNTIME)
 
     def fail(self, text: str, *, by_python: bool, interrupted: bool) -> None:
-        """Make the call that is being answered raise a RuntimeError with this text.
+        """Make the present call raise a RuntimeError with this text.
 
         interrupted: whether the error stands for a Ctrl-C that nobody else will raise. With
-        `by_python` the Ctrl-C is lost: Python would raise it again before `_ask` has returned.
+        `by_python` it is lost: Python would raise it again before `_call_python` has returned.
         """
         if by_python:
             self.failure.text = text
@@ -126,20 +126,20 @@ class Registry:
         if self._torch.torch_library_impl(library, plain.encode(), c_void_p(address), version):
             raise RuntimeError(f"cannot register {name}: Torch took no kernel at {key}")
 
-    def _ask(self, stack: int, taken: int, returned: int, number: int) -> int:
-        """Call the sibling op, as runtime.c does; returns the address of an error's text, or 0."""
+    def _call_python(self, stack: int, taken: int, returned: int, number: int) -> int:
+        """Call the fallback op, as runtime.c does; returns the address of an error's text, or 0."""
         slot = self.slots[number]
         values = (c_uint64 * max(taken, returned, 1)).from_address(stack)
         passed = (c_uint64 * (1 + max(taken, returned)))(WITHOUT_RUNTIME | number, *values[:taken])
         strings = self._as_integers(slot.kinds, passed)
         self.failure.text = ""
-        failed = self._torch.aoti_torch_call_dispatcher(slot.sibling.encode(), b"", passed)
+        failed = self._torch.aoti_torch_call_dispatcher(slot.fallback.encode(), b"", passed)
         for string in strings:
             self._torch.torch_delete_string(string)
-        text = self.failure.text or ("its Python sibling failed" if failed else "")
+        text = self.failure.text or ("its Python fallback failed" if failed else "")
         results = [] if failed else passed[:returned]
         for i in [*range(len(results))] if "t" in slot.results else ():
-            if slot.results[i] != "t":  # a sibling returns all results as ones that may be None
+            if slot.results[i] != "t":  # a fallback op returns all results as ones that may be None
                 box, results[i] = results[i], c_uint64.from_address(results[i]).value
                 self._delete(c_void_p(box))
         if not text:
@@ -152,7 +152,7 @@ class Registry:
         return ctypes.addressof(self._text.kept)
 
     def _as_integers(self, kinds: str, passed: Any) -> list[c_void_p]:
-        """Replace strings by their handles, or 0, for a sibling; return these handles."""
+        """Replace strings by their handles, or 0, for a fallback op; return these handles."""
         strings = []
         for i, kind in enumerate(kinds, 1) if {*kinds} & {*"sS"} else ():
             if kind == "S" and passed[i]:
@@ -181,12 +181,12 @@ def registry() -> Registry:
 
 
 def register(
-    signature: Signature, key: str, answer: Callable[..., Any],
+    signature: Signature, key: str, fallback: Callable[..., Any],
     backends: tuple[int, int] = (-1, -1),
 ) -> int | None:  # fmt: skip
     """Register a trampoline as Torch's kernel for an op at a dispatch key; return its slot.
 
-    answer: the Python function that C asks on a miss. backends: of Autograd, see `Slot`. Returns
+    fallback: the Python function that C calls on a miss. backends: of Autograd, see `Slot`. Returns
     None if this system runs no trampolines, if all are taken, or if C cannot serve this op: then
     Python must be registered.
     """
@@ -204,19 +204,19 @@ def register(
         return None
     number, address = made
     slot = Slot(
-        number, kinds, results, signature.name, _sibling(kinds, results), key == "CUDA",
+        number, kinds, results, signature.name, _fallback_op(kinds, results), key == "CUDA",
         key == "Autograd", backends,
     )  # fmt: skip
-    registry().add(slot, _by_value(signature, answer), key, address)
+    registry().add(slot, _by_value(signature, fallback), key, address)
     return number
 
 
-def _by_value(signature: Signature, answer: Callable[..., Any]) -> Answer:
-    """Return a function that answers a sibling op, and gives errors by value."""
-    settled = handled(answer)
+def _by_value(signature: Signature, fallback: Callable[..., Any]) -> Fallback:
+    """Return a function for a fallback op that gives errors by value."""
+    settled = handled(fallback)
     strings = [i for i, p in enumerate(signature.parameters or ()) if p.kind in "sS"]
 
-    def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
+    def by_value(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
         try:
             if strings:
                 args = _with_strings(args, strings)
@@ -228,8 +228,8 @@ def _by_value(signature: Signature, answer: Callable[..., Any]) -> Answer:
             empty = [None if r == "t" else torch.empty(0) for r in signature.results]
             return empty[0] if len(empty) == 1 else tuple(empty)
 
-    _askers.add(ask.__code__)
-    return ask
+    _cause_readers.add(by_value.__code__)
+    return by_value
 
 
 def expected() -> bool:
@@ -282,12 +282,12 @@ class _Failure(threading.local):
 
 _failure = _Failure()
 _STACK = "\nException raised from "  # what Torch appends to a message on demand
-_askers: set[types.CodeType] = set()  # code of the functions that call `cause_of`
+_cause_readers: set[types.CodeType] = set()  # code of the functions that call `cause_of`
 
 
 def wants_cause(function: Callable[..., T]) -> Callable[..., T]:
     """Mark a function that calls `cause_of` for each RuntimeError that it catches."""
-    _askers.add(function.__code__)
+    _cause_readers.add(function.__code__)
     return function
 
 
@@ -326,7 +326,7 @@ def _keep(error: BaseException) -> tuple[str, bool]:
     text = (text or type(error).__name__).replace("\0", "\\0")
     text = text.encode(errors="replace")[: MAX_TEXT - 1].decode(errors="ignore")
     frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code not in _askers:
+    while frame is not None and frame.f_code not in _cause_readers:
         frame = frame.f_back
     if frame is not None:
         _failure.kept = error, text
@@ -334,9 +334,9 @@ def _keep(error: BaseException) -> tuple[str, bool]:
 
 
 @functools.cache
-def _sibling(kinds: str, results: str) -> str:
-    """Return the name of the sibling op of this signature; the first user defines it."""
-    name = f"ask_{kinds}_{results}"
+def _fallback_op(kinds: str, results: str) -> str:
+    """Return the name of the fallback op of this signature; the first user defines it."""
+    name = f"call_{kinds}_{results}"
     arguments = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
     # Torch 2.13 mixes up the types of several results, so they are of one type.
     kind = "Tensor?" if "t" in results else "Tensor"
@@ -344,7 +344,7 @@ def _sibling(kinds: str, results: str) -> str:
     _library().define(f"{name}(int op{arguments}) -> ({returned})")
     # Library.impl would first search for kernels that nobody can have registered here.
     _library().m.impl(  # type: ignore[union-attr]
-        name, "CompositeImplicitAutograd", lambda op, *args: registry().answer(op, args), False
+        name, "CompositeImplicitAutograd", lambda op, *args: registry().call(op, args), False
     )
     return f"{NAMESPACE}::{name}"
 
