@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from jitkern.launch.call import Call, all_configurations, variant_of
 from jitkern.launch.declared import compare_again, declared_in
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.kinds import Source, Triton, Variant
-from jitkern.source.module_spec import spec_in
+from jitkern.source.module_spec import spec_of
 from jitkern.source.triton_decorators import BARE, TRITON_OPTIONS
 from jitkern.source.triton_globals import live_function
 from jitkern.target import Target
@@ -211,13 +210,9 @@ def _check_name(path: Path, name: str) -> None:
 
 def _module(name: str) -> tuple[Path, str]:
     """Return the file and the package of a module, without an import. Raises DeclarationError."""
-    top, *rest = name.split(".") if name else [""]
-    if top == "__main__":
+    if name.partition(".")[0] == "__main__":
         raise DeclarationError("`__main__` is not found by its name: pass the function itself")
-    spec = importlib.util.find_spec(top) if top else None
-    for number, _ in enumerate(rest, 1):
-        full = ".".join([top, *rest[:number]])
-        spec = spec_in((spec and spec.submodule_search_locations) or (), full)
+    spec = spec_of(name) if name else None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise DeclarationError(f"there is no module `{name}` with a Python file; {_NAMED_AS}")
     is_package = spec.submodule_search_locations is not None

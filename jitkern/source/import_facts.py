@@ -9,8 +9,6 @@ values (`now`).
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
 import stat
 from collections.abc import Callable
@@ -18,21 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.source import gpus
+from jitkern.source.key import version_of
+from jitkern.source.module_spec import spec_of
 from jitkern.target import Target
 
 Facts = tuple[tuple[str, Any], ...]  # names and plain values, sorted
 
 
 def now(name: str, target: Target) -> Any:
-    """Return the value of a fact in this process, for a target; None for what is not there."""
+    """Return the value of a fact in this process, for a target; None or "" for an absent one."""
     kind, _, what = name.partition(" ")
     return _KINDS[kind](what) if kind in _KINDS else device(target).get(what)
-
-
-def _version(name: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
 
 
 def _path(path: str) -> str | None:
@@ -60,14 +54,14 @@ def _names(folder: str) -> str | None:
 
 def _has_module(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
+        return spec_of(name) is not None
     except ValueError:  # this process has made it
         return True
 
 
 _KINDS: dict[str, Callable[[str], Any]] = {
     "variable": os.environ.get,
-    "version": _version,
+    "version": version_of,
     "path": _path,
     "names": _names,
     "module": _has_module,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pkgutil
-from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 
 
-def spec_in(folders: Iterable[str], name: str) -> ModuleSpec | None:
-    """Return the spec of the module of this whole name, in the first of the folders that has it.
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return the spec of a module; None if there is none. Raises ValueError for `__main__`.
 
     A package without `__init__` has a spec without a loader, of all its parts.
     """
-    portions: list[str] = []
-    for folder in folders:
-        finder = pkgutil.get_importer(folder)
-        spec = finder.find_spec(name, None) if finder else None
-        if spec and spec.loader:
-            return spec
-        portions += (spec and spec.submodule_search_locations) or ()
-    whole = ModuleSpec(name, None, is_package=True)
-    whole.submodule_search_locations = portions
-    return whole if portions else None
+    full, *rest = name.split(".")
+    spec = importlib.util.find_spec(full)
+    for part in rest:
+        full, portions = f"{full}.{part}", list[str]()
+        for folder in (spec and spec.submodule_search_locations) or ():
+            finder = pkgutil.get_importer(folder)
+            spec = finder.find_spec(full, None) if finder else None
+            if spec and spec.loader:
+                break
+            portions += (spec and spec.submodule_search_locations) or ()
+        else:
+            spec = ModuleSpec(full, None, is_package=True) if portions else None
+            if spec:
+                spec.submodule_search_locations = portions
+    return spec

@@ -128,6 +128,21 @@ def test_an_import_that_reads_what_no_key_covers_is_refused(build, tmp_path, tex
         build(f"{head}{text}\n{WITH_V}")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("of", ["file", "package"])
+def test_what_a_compile_reads_is_covered_or_refused(build, of):
+    (build.folder / "data.txt").write_text("2")
+    (build.folder / "__init__.py").write_text("V = 2")
+    data = str(build.folder / "data.txt")
+    text = {
+        "file": f"@triton.constexpr_function\ndef v(): return int(open({data!r}).read())\n"
+        + WITH_V.replace("* V", "* v()"),
+        "package": f"import sys\nV = tl.constexpr(sys.modules[__package__].V)\n{WITH_V}",
+    }[of]
+    with pytest.raises(CompileError, match="which the cache key does not cover"):
+        build(HEAD + text)
+
+
 @pytest.mark.parametrize(
     "text",
     [

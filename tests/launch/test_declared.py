@@ -181,6 +181,24 @@ def test_paths_that_an_import_asks_for_are_facts(package, asked, tmp_path, case)
         assert asked(build=True) == (blocks, False)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["asked_of.py", "asked/of.py"])
+def test_whether_a_module_is_found_is_a_fact(package, asked, tmp_path, place):
+    (tmp_path / "asked").mkdir()
+    name = place.removesuffix(".py").replace("/", ".")
+    head = f"from importlib import util\nWIDE = util.find_spec({name!r}) is not None or"
+    (package / "kernels.py").write_text(KERNELS.replace("WIDE =", head))
+    assert asked() == ([64], True)
+    (tmp_path / place).touch()
+    assert [asked(), asked()] == [([128, 256], True), ([128, 256], False)]
+
+
+def test_the_version_that_a_file_asks_for_is_a_fact(package, source):
+    head = "from importlib import metadata\nVERSION = metadata.version('pytest')\nWIDE ="
+    (package / "kernels.py").write_text(KERNELS.replace("WIDE =", head))
+    assert ("version pytest", pytest.__version__) in declared_in("t::k", source, "k", TARGET).facts
+
+
 FACTS = [
     'os.environ.get("T_WIDE") == "1"',
     'os.environ.get("T_ASK") == "1" and os.environ.get("T_WIDE") == "1"',

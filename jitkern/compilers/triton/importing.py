@@ -10,7 +10,6 @@ It changes the process, so that each import has one of its own.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import importlib
@@ -78,7 +77,7 @@ class Import:
         self.covered = frozenset(request["covered"])
         self.device: dict[str, Any] = request["device"]
         self.variables: dict[str, str] = request["variables"]
-        self._stubs: bool = request.get("stubs", True)
+        self.stubs: bool = request.get("stubs", True)
         self._has_torch = has_torch
         self.facts: dict[str, Any] = {}
         self._is_importing = False
@@ -88,8 +87,9 @@ class Import:
         installed = (f"{os.path.realpath(path)}{os.sep}" for path in folders)
         self._installed = tuple(sorted(installed, key=len, reverse=True))  # one may be in another
         base = os.path.realpath(sys.base_prefix)
-        self._system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
+        system = ("/dev/null", "/lib", "/usr/", f"{base}{os.sep}")
         self._jitkern = f"{os.path.realpath(Path(__file__).parents[2])}{os.sep}"
+        self._known = (*self._installed, *_STDLIB, *system, self._jitkern)
         self._tools = (self._jitkern, *(f"{p}{t}{os.sep}" for p in self._installed for t in _TOOLS))
         self._real = functools.cache(self._resolved)
         self._finder = _Finder(self)
@@ -101,8 +101,9 @@ class Import:
             for name in vars(place).keys() & {"access", "lstat", "readlink", "stat"}:
                 asked = functools.partial(_asked_of_files, self, getattr(place, name))
                 setattr(place, name, asked)
-        builtins.__import__ = functools.partial(_import, self, builtins.__import__)
-        importlib.import_module = functools.partial(_import_module, self, importlib.import_module)
+        of = importlib.metadata.Distribution
+        asked = functools.partial(_distribution, self, of.from_name)
+        of.from_name = staticmethod(asked)  # type: ignore[method-assign]
         sys.addaudithook(self._audit)
 
     # -------------------------------------------------------------- the import
@@ -119,16 +120,23 @@ class Import:
         root = str(path.parents[len(parts) + 1]) if package else source.folder
         if not package or root not in sys.path:
             sys.path.insert(0, root)
-        self._finder.top = top if self._stubs else ""
+        self._finder.top = top
         with self.watched():
             self.module = self._imported(path, package)
 
-    def note_missing(self, error: ModuleNotFoundError, asks: dict[str, Any]) -> None:
-        """Note that a covered file asks for a module that is not there. asks: its globals."""
-        file = asks.get("__file__") if self._is_importing else None
-        covered = isinstance(file, str) and self._real(file) in self.covered
-        if covered and error.name and "." not in error.name:
-            self.facts[f"module {error.name}"] = False
+    def note(self, fact: str, value: Any) -> None:
+        """Note a fact, which after the import is to be known."""
+        if self.module and fact not in self.facts:
+            raise ImportRefused(self._told(f"reads the {fact} as it is compiled"))
+        self.facts[fact] = value
+
+    def note_module(self, name: str, spec: Any) -> None:
+        """Note a module that a file's code asks for: whether it is found, or its version."""
+        if self._is_importing and not self._is_of_tools(sys._getframe(2), at_import=True):
+            file = spec and spec.origin and self._real(spec.origin)
+            known = file is None or file in self.covered or self._counts_by_version(file)
+            if spec is None or not known:
+                self.note(f"module {name}", spec is not None)
 
     def _imported(self, path: Path, package: str) -> ModuleType:
         name = path.stem
@@ -174,9 +182,9 @@ class Import:
         if event in ("open", "import"):
             path = args[0] if event == "open" else args[1]
             if isinstance(path, (str, bytes, os.PathLike)):
-                self._opened(os.fspath(path))
+                self.opened(os.fspath(path), sys._getframe(2))  # below `_audit`
         elif event in ("os.listdir", "os.scandir"):
-            caller = sys._getframe(2)  # below `_audit`
+            caller = sys._getframe(2)
             if not caller.f_code.co_filename.startswith("<frozen importlib"):
                 self.note_path("names", "." if args[0] is None else args[0], caller)
         elif event in _STARTING:
@@ -184,18 +192,18 @@ class Import:
             if not self._is_of_tools(sys._getframe(2), at_import=True):
                 raise ImportRefused(self._told(f"starts `{what}` ({event})"))
 
-    def _opened(self, path: str | bytes) -> None:
+    def opened(self, path: str | bytes, frame: FrameType | None) -> None:
+        """Refuse a file that no key covers; frame: of who opens it, or None for the kernel."""
         file = os.path.realpath(os.fsdecode(path))
         if file.endswith(".pyc"):
             with contextlib.suppress(ValueError):
                 file = importlib.util.source_from_cache(file)
         if file in self.covered:
             return
-        inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
-        known = (*_STDLIB, *self._system, self._jitkern)
-        if file.startswith(known) if inside is None else self._counts_by_version(inside):
+        by_version = self._counts_by_version(file)
+        if by_version or (by_version is None and file.startswith(self._known)):
             return
-        if not self._is_of_tools(sys._getframe(3), at_import=True):
+        if frame is None or not self._is_of_tools(frame, at_import=True):
             raise ImportRefused(self._told(f"opens {file}, which the cache key does not cover"))
 
     def note_path(self, kind: str, path: Any, frame: FrameType | None) -> None:
@@ -203,23 +211,22 @@ class Import:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  a link is asked as such
-        known = (*self._installed, *_STDLIB, *self._system, self._jitkern)
         above = f"{os.path.realpath(place).rstrip(os.sep)}{os.sep}"
         there = (*self.covered, *self._installed)  # and so are the folders above
         if os.path.islink(place):  # noqa: PTH114  to a covered file, or above this one
             there = (str(self.source.paths[0].absolute()),)
             above = f"{place}{os.sep}"
         is_there = any(f"{path}{os.sep}".startswith(above) for path in there)
-        if above.startswith(known) or (kind == "path" and is_there):
+        if above.startswith(self._known) or (kind == "path" and is_there):
             return
         if not self._is_of_tools(frame, at_import=True):
-            self.facts[f"{kind} {place}"] = import_facts.now(f"{kind} {place}", self.target)
+            self.note(f"{kind} {place}", import_facts.now(f"{kind} {place}", self.target))
 
-    def _counts_by_version(self, inside: str) -> bool:
-        """Return whether a file is of an installed distribution, and note the version.
-
-        inside: the path below the folder of all distributions.
-        """
+    def _counts_by_version(self, file: str) -> bool | None:
+        """Return whether a file is of a distribution, and note the version; None where none is."""
+        inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
+        if inside is None:
+            return None
         entry = inside.partition(os.sep)[0]
         top = entry.partition(".")[0]
         if top in _TOOLS or top.partition("-")[0] in _TOOLS or f"version {top}" in self.facts:
@@ -228,7 +235,7 @@ class Import:
             return True
         found = _distribution_of(top)
         if found:
-            self.facts[f"version {found[0]}"] = found[1]
+            self.note(f"version {found[0]}", found[1])
         return bool(found)
 
     def _told(self, what: str) -> str:
@@ -245,7 +252,8 @@ class Import:
             frame = frame.f_back
             if real in self.covered:
                 return False
-            if real == __file__ or file.startswith("<frozen") or self._is_python(real):
+            of_python = real.startswith(_STDLIB) and not real.startswith(self._installed)
+            if real == __file__ or file.startswith("<frozen") or of_python:
                 continue
             if not at_import:
                 return real.startswith(self._tools)
@@ -255,18 +263,12 @@ class Import:
                 return True
         return True
 
-    def _is_python(self, file: str) -> bool:
-        return file.startswith(_STDLIB) and not file.startswith(self._installed)
-
     # -------------------------------------------------------------- variables
 
     def variable(self, name: str) -> str | None:
         """Return a variable of the process that asks, and note it."""
         value = self.variables.get(name)
-        fact = f"variable {name}"
-        if not self._is_importing and fact not in self.facts:
-            raise ImportRefused(self._told(f"reads the variable {name} as it is compiled"))
-        self.facts[fact] = value
+        self.note(f"variable {name}", value)
         return value
 
     def all_variables(self, frame: FrameType | None) -> dict[str, str] | None:
@@ -284,7 +286,7 @@ class Import:
         if name not in self.device:
             raise ImportRefused(self._told(f"asks for `{name}`, which no absent GPU tells"))
         if name not in ("major", "minor", "warp_size"):  # which the target has
-            self.facts[f"device {name}"] = self.device[name]
+            self.note(f"device {name}", self.device[name])
         return self.device[name]
 
     def _refuse(self, what: str) -> Callable[..., Any]:
@@ -380,25 +382,12 @@ def _asked_of_files(world: Import, real: Any, path: Any, *more: Any, **options: 
     return real(path, *more, **options)
 
 
-def _import(world: Import, real: Any, name: str, *more: Any, **named: Any) -> Any:
-    """Do what an import statement does, and note a module that is not there.
-
-    more, named: the globals of the code, its locals, the names that it imports, and the level.
-    """
-    try:
-        return real(name, *more, **named)
-    except ModuleNotFoundError as e:
-        world.note_missing(e, (more[0] if more else named.get("globals")) or {})
-        raise
-
-
-def _import_module(world: Import, real: Any, name: str, package: str | None = None) -> Any:
-    """Do what `importlib.import_module` does, and note a module that is not there."""
-    try:
-        return real(name, package)
-    except ModuleNotFoundError as e:
-        world.note_missing(e, sys._getframe(1).f_globals)
-        raise
+def _distribution(world: Import, real: Any, name: str) -> Any:
+    """Return an installed distribution, and note its version where a file's code asks for it."""
+    if world._is_importing and not world._is_of_tools(sys._getframe(1), at_import=True):
+        with world.watched(on=False):
+            world.note(f"version {name}", import_facts.now(f"version {name}", world.target))
+    return real(name)
 
 
 def _popen(world: Import, real: Any, args: Any, *more: Any, **options: Any) -> Any:
@@ -463,6 +452,8 @@ class _Environment(MutableMapping[str, str]):
 class _PackageLoader(TextLoader):
     """Makes a stub of a package."""
 
+    world: Import
+
     def exec_module(self, module: ModuleType) -> None:
         module.__class__ = _Stub
 
@@ -476,10 +467,12 @@ class _Stub(ModuleType):
 
 
 def _run(module: ModuleType) -> None:
-    """Run the `__init__` of a stub."""
+    """Run the `__init__` of a stub, which a key covers."""
     if isinstance(module, _Stub):
-        module.__class__ = ModuleType  # type: ignore[assignment]
         loader: Any = module.__loader__
+        with loader.world.watched(on=False):
+            loader.world.opened(loader.path, None)
+        module.__class__ = ModuleType  # type: ignore[assignment]
         exec(loader.get_code(module.__name__), vars(module))  # noqa: S102  the kernel author's own code
 
 
@@ -509,14 +502,20 @@ class _Finder:
         others = (finder for finder in sys.meta_path if finder is not self)
         specs = (f.find_spec(name, path, target) for f in others if hasattr(f, "find_spec"))
         spec = next(filter(None, specs), None)
+        if name != "torch":
+            self._world.note_module(name, spec)
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return spec
         path = str(spec.origin)
         if name == "torch":
             spec.loader = _TorchLoader(name, path, self._world.answer_torch)
-        elif top == self.top and spec.submodule_search_locations is not None:
+            return spec
+        covered = os.path.realpath(path) in self._world.covered
+        is_stub = spec.submodule_search_locations is not None and top == self.top
+        if is_stub and (self._world.stubs or not covered):
             spec.loader = _PackageLoader(name, path)
-        elif os.path.realpath(path) in self._world.covered:
+            spec.loader.world = self._world
+        elif covered:
             spec.loader = TextLoader(name, path)
         return spec
 

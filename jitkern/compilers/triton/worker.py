@@ -304,7 +304,8 @@ class KernelFile:
             parameters.append(kind)
         source = _language_of(fn)(fn, signature, constants, attributes)
         options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
-        kernel = triton.compile(source, target=gpu_of(self._import.target), options=options)
+        with self._import.watched():  # functions that compute constants run now
+            kernel = triton.compile(source, target=gpu_of(self._import.target), options=options)
         (staging / "metadata.json").unlink()
         if self._facts() != sorted(variant.facts):
             raise ImportError(
