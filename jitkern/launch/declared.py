@@ -97,13 +97,13 @@ def make(variant: Variant, target: Target) -> None:
 
 
 def functions_for(source: Source, function: str) -> Functions:
-    """Return what the decorators of a function have of functions, after an import in this process.
-
-    Raises CompileError if the import fails.
-    """
+    """Return what decorators have of functions, imported here. Raises CompileError."""
     known = _functions.get((source, function))
     if known and states(known[0]) == known[0]:
-        return functions_of(known[1])
+        of = source_room.triton_decorators
+        names = getattr(of.inner(known[1]), "__globals__", {})
+        if of.bare(names.get(function.removesuffix(of.BARE))) is of.bare(known[1]):  # no reload
+            return functions_of(known[1])
     files = {} if source.text else states(closure_of(source).named)
     try:
         found = source_room.triton_globals.imported(source, function)

@@ -1,5 +1,6 @@
 """What an import of a Triton file declares: kept for its files and for the facts that it reads."""
 
+import importlib
 import json
 import sys
 import threading
@@ -245,6 +246,21 @@ def test_functions_of_decorators_follow_edits_of_files(tmp_path, monkeypatch, ed
         path = tmp_path / edited  # of the same size, within the second
         path.write_text(path.read_text().replace("// 3", "// 1"))
     assert found == ([4, 12] if edited.startswith("d") else [4, 1])
+
+
+def test_functions_of_decorators_follow_a_reload(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    over = '@triton.heuristics({"B": lambda args: 8})\n@triton.jit'
+    text = KERNELS.replace("@triton.jit", over).replace("from .sizes import sizes", "")
+    path = tmp_path / "reloaded_by_hand.py"
+    path.write_text(text.replace("@triton.autotune", "#"))
+    module = importlib.import_module(path.stem)
+    source = Triton(path.name, folder=str(tmp_path))
+    assert functions_for(source, "k").heuristics["B"]({}) == 8
+    path.write_text(path.read_text().replace("args: 8", "args: 16"))
+    functions_for(source, "k")  # between the edit and the reload
+    importlib.reload(module)
+    assert functions_for(source, "k").heuristics["B"]({}) == 16
 
 
 def test_imports_for_decorators_in_threads_leave_no_setting(tmp_path, monkeypatch):
