@@ -99,7 +99,7 @@ class _ModuleWriter:
     def add_function(self, value: Any) -> None:
         """Add a function, after all that its source names."""
         function = inner(value)
-        text = written(function)
+        text = written(value)
         if (jitted := bare(value)) is not None:
             text = self._undecorated(text, jitted)
         self._check(function.__name__, function, function)
@@ -215,10 +215,11 @@ def _is_installed(value: Any) -> bool:
     )
 
 
-def written(function: types.FunctionType) -> str:
-    """Return the source of a function. Raises DeclarationError if its text is not known."""
+def written(value: Any) -> str:
+    """Return the source of a function, as Triton read it. Raises DeclarationError if not known."""
+    function, rows = inner(value), getattr(bare(value), "raw_src", ())
     try:
-        return textwrap.dedent(inspect.getsource(function))
+        return textwrap.dedent("".join(rows) or inspect.getsource(function))
     except (OSError, TypeError) as e:
         raise DeclarationError(
             f"`{function.__name__}` is defined in {function.__code__.co_filename}, whose text is "

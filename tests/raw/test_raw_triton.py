@@ -210,6 +210,18 @@ def test_constants_that_are_equal_stay_apart(package):
     assert math.isnan(constants.decoded(nan, None, None))
 
 
+@needs_triton
+@pytest.mark.parametrize("edit", [("5.0", "6.0"), ("import triton\n", "import triton\n#\n#\n")])
+def test_a_nested_function_has_the_text_it_was_made_of(module, tmp_path, edit):
+    nested = "def made():\n    @triton.jit\n    def scale(x):\n        tl.store(x, 5.0)\n    return scale"
+    name = f"kernels_edited_{len(edit[0])}"
+    m = module(name, HEAD + nested)
+    made = m.made()
+    path = tmp_path / f"{name}.py"
+    path.write_text(path.read_text().replace(*edit))
+    assert "tl.store(x, 5.0)" in jitkern.triton_kernel(made).source.text
+
+
 @pytest.mark.long
 @needs_triton
 def test_a_nested_function_is_not_that_of_the_file(module):
