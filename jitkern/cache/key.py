@@ -14,7 +14,7 @@ from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
-SCHEMA = 8  # bump when the meaning of an input, a default flag or an artifact's layout changes
+SCHEMA = 9  # bump when the meaning of an input, a default flag or an artifact's layout changes
 OBJECT = "object"  # the kind of entries with the object of one unit, and the namespace of their ops
 LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
 _LETTERS = frozenset(f"{string.ascii_letters}{string.digits}_.-")

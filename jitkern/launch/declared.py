@@ -63,12 +63,7 @@ _functions: dict[tuple[Source, str], tuple[dict[str, tuple[int, ...]], Any]] = {
 
 
 def declared_in(
-    op: str,
-    source: Source,
-    function: str,
-    target: Target | None = None,
-    *,
-    may_import: bool = True,
+    op: str, source: Source, function: str, target: Target | None = None, *, may_import: bool = True
 ) -> TritonFunction:
     """Return what a launch needs of a function of a Triton source.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from jitkern.errors import LaunchError
@@ -271,7 +271,7 @@ def is_bare(value: Any) -> bool:
 def bare(value: Any) -> Any:
     """Return the function that `@triton.jit` made, below decorators; None if there is none."""
     while value is not None and not is_bare(value):
-        value = getattr(value, "fn", None)
+        value = None if isinstance(value, ModuleType) else getattr(value, "fn", None)
     return value
 
 

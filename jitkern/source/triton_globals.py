@@ -7,6 +7,7 @@ the file compares them with its own.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import os
 import sys
@@ -37,13 +38,15 @@ def text_of(value: Any, *, inside: bool = False) -> str:
 
     inside: whether the value is a variable around a function, which may be that function.
     """
+    read = ""  # what Triton has read of a function
     while hasattr(value, "fn") and not hasattr(value, "__code__"):
-        value = value.fn
+        read, value = getattr(value, "src", read), value.fn
     if code := getattr(value, "__code__", None):
         cells = () if inside else getattr(value, "__closure__", None) or ()
         around = "".join(f", {text_of(cell.cell_contents, inside=True)}" for cell in cells)
         file = os.path.basename(code.co_filename)  # noqa: PTH119  of each such global
-        return f"{code.co_name} of line {code.co_firstlineno} of {file}{around}"
+        digest = read and f", text {hashlib.sha256(read.encode()).hexdigest()[:8]}"
+        return f"{code.co_name} of line {code.co_firstlineno} of {file}{digest}{around}"
     if type(value).__name__ == "constexpr":
         return text_of(value.value)
     if isinstance(value, (tuple, list)):

@@ -405,7 +405,8 @@ def test_a_module_imported_for_another_kernel_is_taken_anew(tmp_path, monkeypatc
 
     def built(name):
         source = Triton(f"{name}.py", folder=str(folder), package=folder.name)
-        variant = Variant("test::eager", source, "k", (("B", 64),), SIGNATURE)
+        facts = declared_in("test::eager", source, "k", TARGET).facts
+        variant = Variant("test::eager", source, "k", (("B", 64),), SIGNATURE, facts=facts)
         return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
 
     built("first")

@@ -134,7 +134,7 @@ class Import:
         """Note a module that a file's code asks for: whether it is found, or its version."""
         if self._is_importing and not self._is_of_tools(sys._getframe(2), at_import=True):
             file = spec and spec.origin and self._real(spec.origin)
-            known = file is None or file in self.covered or self._counts_by_version(file)
+            known = file is None or file in self.covered or self.counts_by_version(file)
             if spec is None or not known:
                 self.note(f"module {name}", spec is not None)
 
@@ -200,7 +200,7 @@ class Import:
                 file = importlib.util.source_from_cache(file)
         if file in self.covered:
             return
-        by_version = self._counts_by_version(file)
+        by_version = self.counts_by_version(file)
         if by_version or (by_version is None and file.startswith(self._known)):
             return
         if frame is None or not self._is_of_tools(frame, at_import=True):
@@ -222,7 +222,7 @@ class Import:
         if not self._is_of_tools(frame, at_import=True):
             self.note(f"{kind} {place}", import_facts.now(f"{kind} {place}", self.target))
 
-    def _counts_by_version(self, file: str) -> bool | None:
+    def counts_by_version(self, file: str) -> bool | None:
         """Return whether a file is of a distribution, and note the version; None where none is."""
         inside = next((file[len(f) :] for f in self._installed if file.startswith(f)), None)
         if inside is None:
@@ -233,7 +233,8 @@ class Import:
             return True
         if entry.endswith(("-info", ".pth")) or top in ("jitkern", "__pycache__", "__editable__"):
             return True
-        found = _distribution_of(top)
+        with self.watched(on=False):
+            found = _distribution_of(top)
         if found:
             self.note(f"version {found[0]}", found[1])
         return bool(found)
@@ -510,9 +511,10 @@ class _Finder:
         if name == "torch":
             spec.loader = _TorchLoader(name, path, self._world.answer_torch)
             return spec
-        covered = os.path.realpath(path) in self._world.covered
+        real = os.path.realpath(path)
+        covered = real in self._world.covered
         is_stub = spec.submodule_search_locations is not None and top == self.top
-        if is_stub and (self._world.stubs or not covered):
+        if is_stub and (self._world.stubs or not (covered or self._world.counts_by_version(real))):
             spec.loader = _PackageLoader(name, path)
             spec.loader.world = self._world
         elif covered:

@@ -361,7 +361,7 @@ class KernelFile:
                 value, path = names[name], Path(names.get("__file__") or "")
                 file = path.parent.resolve() / path.name  # of a link, too, as a process names it
                 covered = os.path.realpath(path) in self._import.covered
-                if covered and not name.startswith("__"):
+                if covered and not name.startswith("__") and not isinstance(value, ModuleType):
                     if (file, name) in used:
                         return
                     used[file, name] = value
