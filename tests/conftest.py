@@ -283,7 +283,7 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "ignore", "-c", code]
-        return processes.run(command, cwd=tmp_path, env={**os.environ, **environment}, timeout=300)
+        return processes.run(command, cwd=tmp_path, env={**os.environ, **environment}, timeout=1200)
 
     return run
 
