@@ -24,6 +24,7 @@ from jitkern.source.triton_decorators import inner
 if TYPE_CHECKING:
     from jitkern.source.kinds import Source
 
+ALONE = "jitkern_source_"  # begins the module's name where a file runs for its decorators alone
 _CODES = {name: code for code, d in DTYPES.items() for name in (d.triton, d.language)}  # of Triton
 
 
@@ -98,6 +99,7 @@ def _enum(value: enum.Enum, source: Source) -> str:
     name = kind.__qualname__
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     own = file and not source.text and os.path.realpath(file) == os.path.realpath(source.paths[0])
+    own = own or kind.__module__.startswith(ALONE)
     if "<locals>" in name or (kind.__module__ == "__main__" and not own):
         raise NotConstant(f"{name} is an enum of no module: define it at the top of a module")
     return f"enum({'' if own else kind.__module__!r}, {name!r}, {_text(value.value, source)})"
@@ -120,7 +122,8 @@ def _function(value: Any, plain: FunctionType, source: Source) -> str:
     module = plain.__module__
     if module.partition(".")[0] == "triton":  # whose version is in the key
         return f"function('', {module!r}, {plain.__qualname__!r})"
-    if source.text or not source_room.triton_function.in_file(plain):
+    alone = module.startswith(ALONE)
+    if source.text or not (alone or source_room.triton_function.in_file(plain)):
         raise NotConstant(f"`{plain.__name__}` or the kernel is in no file: put both into files")
     path = os.path.realpath(plain.__code__.co_filename)
     name = source_room.triton_function.name_of(value)

@@ -19,6 +19,7 @@ from typing import Any
 from jitkern import source as source_room
 from jitkern.errors import DeclarationError
 from jitkern.source.closure import closure_of
+from jitkern.source.constants import ALONE
 from jitkern.source.kinds import Source
 from jitkern.source.triton_decorators import BARE, bare
 
@@ -99,7 +100,7 @@ def imported(source: Source, function: str) -> Any:
 def _run_alone(source: Source) -> ModuleType:
     """Run a file without a package. It and its helpers are forgotten, as they may be edited."""
     path, own = source.paths[0], closure_of(source).paths
-    module = ModuleType(f"jitkern_source_{abs(hash(str(path)))}")
+    module = ModuleType(f"{ALONE}{abs(hash(str(path)))}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     new = [module.__name__]

@@ -7,15 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jitkern.trace.scope import (
-    Called,
-    FollowedFunction,
-    Function,
-    Known,
-    Namespace,
-    Scope,
-    Trapped,
-)
+from jitkern.trace.scope import Called, FollowedFunction, Function, Known, Namespace, Scope, Trapped
 from jitkern.trace.values import ABSENT
 
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need

@@ -222,6 +222,22 @@ def test_a_nested_function_has_the_text_it_was_made_of(module, tmp_path, edit):
     assert "tl.store(x, 5.0)" in jitkern.triton_kernel(made).source.text
 
 
+@pytest.mark.long
+@needs_triton
+def test_a_heuristic_gives_an_enum_and_a_function_of_its_file(tmp_path, monkeypatch):
+    text = (
+        "import enum\nclass Mode(enum.Enum):\n    ADD = 1\n@triton.jit\ndef double(x):\n    return 2.0 * x\n"
+        "@triton.heuristics({'M': lambda _: Mode.ADD, 'F': lambda _: double})\n"
+        "@triton.jit\ndef k(x, M: tl.constexpr, F: tl.constexpr):\n    tl.store(x, F(3.0))\n"
+    )
+    (tmp_path / "gives_of_its_file.py").write_text(HEAD + text)
+    monkeypatch.syspath_prepend(tmp_path)
+    k = jitkern.triton_kernel("gives_of_its_file:k")
+    (variant,) = k.variants(tensors()[0], target=H100)
+    assert dict(variant.template) == {"M": "enum('', 'Mode', 1)", "F": "function('', '', 'double')"}
+    k.compile(tensors()[0], target=H100)
+
+
 @needs_triton
 def test_a_function_of_an_edited_file_needs_a_reload(module, tmp_path):
     """Triton would run the text that it has read, and the file has another one."""
