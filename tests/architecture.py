@@ -39,7 +39,7 @@ BUDGETS = {
     "loading": 699,
     "jit": 786,
     "launch": 3508,
-    "trace": 2572,
+    "trace": 2571,
     "runtime": 3318,
     "op": 3107,
     "raw": 734,

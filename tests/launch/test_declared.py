@@ -248,6 +248,21 @@ def test_functions_of_decorators_follow_edits_of_files(tmp_path, monkeypatch, ed
     assert found == ([4, 12] if edited.startswith("d") else [4, 1])
 
 
+@pytest.mark.long
+@needs_triton
+def test_a_helper_that_an_earlier_folder_has_is_not_that_beside(tmp_path, monkeypatch):
+    """Python takes the first one, which the key does not cover."""
+    for folder in ("later", "earlier"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sizes_twice.py").write_text(f"BY = {len(folder)}\n")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    text = KERNELS.replace("from .sizes import sizes", "").replace("@triton.autotune", "#")
+    (tmp_path / "later" / "kernels_twice.py").write_text(f"from sizes_twice import BY\n{text}")
+    source = Triton("kernels_twice.py", folder=str(tmp_path / "later"))
+    with pytest.raises(CompileError, match="opens .*earlier/sizes_twice.py, which the cache key"):
+        declared_in("test::k", source, "k", Target.parse(H100))
+
+
 def test_functions_of_decorators_follow_a_reload(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     over = '@triton.heuristics({"B": lambda args: 8})\n@triton.jit'

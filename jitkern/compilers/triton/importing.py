@@ -118,7 +118,7 @@ class Import:
         package = source.package or ("" if source.text else _package_of(path))
         top, *parts = package.split(".")
         root = str(path.parents[len(parts) + 1]) if package else source.folder
-        if not package or root not in sys.path:
+        if root not in sys.path:
             sys.path.insert(0, root)
         self._finder.top = top
         with self.watched():
