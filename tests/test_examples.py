@@ -207,7 +207,7 @@ def test_a_prewarmed_start_compiles_nothing(device):
     out = decoded("--device", device, *(SMALL if device == "cuda" else []), "--starts")
     rows = re.findall(r"^(\w+) (?: +\d+\.\d\d){3} +(\d+) +(\d+)$", out, re.MULTILINE)
     (cold, kernels, _), prewarmed = rows
-    assert cold == "cold" and int(kernels) >= 7
+    assert cold == "cold" and int(kernels) >= {"cpu": 1, "cuda": 7}[device]  # CPUs have few
     assert prewarmed == ("prewarmed", "0", "0")
     assert re.search(r"^jitkern prewarm took \d", out, re.MULTILINE)
 
