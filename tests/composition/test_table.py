@@ -300,7 +300,7 @@ OF_CLASSES = [
 @pytest.mark.long
 @pytest.mark.parametrize("classes", OF_CLASSES, ids=str)
 def test_gradients_have_the_dtypes_of_those_of_torch(classes):
-    """As the function of the gradients computes them: autograd would convert others."""
+    """The function of the gradients is called itself: autograd converts a gradient of another dtype."""
     rows = [row for row in ROWS if row.gradient and row.name != "addcdiv"]  # refused for integers
     function = of_rows("differentiated", rows)
     x, y = (torch.full((3,) * dims, 0.5).to(dtype) for dtype, dims in classes)

@@ -257,16 +257,18 @@ def op(tmp_path, monkeypatch):
     return made
 
 
-def written(seed, run=None):
-    """An author's module, a call that it answers, and its launch function; None for none found.
+def executed(seed, text):
+    """The names of a module without a file."""
+    module = {"__name__": f"fuzz{seed}"}
+    exec(compile(text, f"<fuzz {seed}>", "exec"), module)
+    return module
 
-    run: makes a module of a text, without one it has no file.
-    """
+
+def written(seed, run=executed):
+    """An author's module, a call that it answers, and its launch function; None for none found."""
     author = Author(seed)
     text = author.module()
-    module = run(text) if run else {"__name__": f"fuzz{seed}"}
-    if run is None:
-        exec(compile(text, f"<fuzz {seed}>", "exec"), module)
+    module = run(seed, text)
     for _ in range(20):
         args = author.arguments()
         if isinstance(by_python(module, args), list):
@@ -354,7 +356,7 @@ def edited(text, seed):
 
 @functools.cache
 def op_of_files(number, source):
-    """One op for several launch functions, declared in turn: each op compiles its kernels."""
+    """Return one op for several launch functions, which are declared in turn, so that its kernels are compiled once."""
     return kernel(f"jitkern_fuzz::files{number}{SCHEMA}", cpu=Cpp(source, strided=True))
 
 
@@ -375,7 +377,7 @@ class Process:
     def run(self, seeds):
         """Call the launch functions of these modules."""
         for seed in seeds:
-            found = written(seed, functools.partial(self.module, seed))
+            found = written(seed, self.module)
             if found is None:
                 continue
             author, _, module, args = found
